@@ -1,4 +1,4 @@
-"""A child: its lines, its log, how it ends, when it is started again, and what it sees of our environment."""
+"""Child processes: their lines, log records, end, restart pauses and environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rt.child_process import RESTART_SECONDS_MAX, ChildProcess, RestartBackoff, 
 WAIT_SECONDS = 120
 
 
-def test_pauses_double_up_to_a_bound_and_start_again_after_a_child_that_ran_long() -> None:
+def test_restart_pause_doubles_up_to_maximum_and_resets_after_long_run() -> None:
     now_s = 100.0
     restarts = RestartBackoff(calm_s=10.0)
     pauses = []
@@ -33,7 +33,7 @@ def test_pauses_double_up_to_a_bound_and_start_again_after_a_child_that_ran_long
     assert restarts.record_end(now_s + 10.0) == 0.1
 
 
-def test_options_for_a_command_of_the_users_are_not_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_environment_omits_command_options_of_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RT_PUSH_INSECURE", "1")
     monkeypatch.setenv("RT_PULL_TOPICS", "a")
     assert "RT_PUSH_INSECURE" not in child_environment("push")
@@ -79,7 +79,7 @@ def until_ended(child: ChildProcess) -> list[bytes]:
     return heard(child, lambda _: child.status is not None and not child.is_heard)
 
 
-def test_lines_go_both_ways_however_long_and_the_last_one_is_not_lost(start: Children) -> None:
+def test_long_lines_pass_both_ways_and_last_line_is_delivered(start: Children) -> None:
     child = start("import sys\nfor line in sys.stdin: print(line, end='', flush=True)")
     long = b"x" * 3_000_000
     child.send(long + b"\n")
@@ -94,7 +94,7 @@ def test_lines_go_both_ways_however_long_and_the_last_one_is_not_lost(start: Chi
     assert again.kill() == 0
 
 
-def test_what_a_child_logs_keeps_its_logger_level_and_traceback(
+def test_forwarded_log_record_keeps_logger_level_and_traceback(
     start: Children, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "some.part")
@@ -118,7 +118,7 @@ def test_what_a_child_logs_keeps_its_logger_level_and_traceback(
     assert set(long.getMessage()) == {"x"}
 
 
-def test_what_a_child_says_on_stderr_otherwise_is_a_warning(
+def test_stderr_lines_of_child_are_logged_escaped(
     start: Children, logged: Callable[[str], list[str]]
 ) -> None:
     child = start("import os; os.write(2, b'one\\ntw'); os.write(2, b'o\\xff'); os._exit(3)")
@@ -131,7 +131,7 @@ def test_what_a_child_says_on_stderr_otherwise_is_a_warning(
     assert child.last_line == "two\\xff"
 
 
-def test_a_child_that_nobody_hears_is_not_held_up_and_says_how_much_was_lost(
+def test_unread_child_does_not_block_and_logs_count_of_dropped_records(
     start: Children, caplog: pytest.LogCaptureFixture
 ) -> None:
     child = start(
@@ -153,7 +153,7 @@ def test_a_child_that_nobody_hears_is_not_held_up_and_says_how_much_was_lost(
     assert messages[len(kept) :] == [f"log_records_dropped count={10_000 - len(kept)}", "again"]
 
 
-def test_a_child_that_does_not_end_is_killed_with_its_group(start: Children) -> None:
+def test_child_that_does_not_end_is_killed_with_its_process_group(start: Children) -> None:
     child = start(
         "import os, signal, subprocess, sys\n"
         "other = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
@@ -169,7 +169,7 @@ def test_a_child_that_does_not_end_is_killed_with_its_group(start: Children) -> 
 
 
 @pytest.mark.usefixtures("no_pushes")
-def test_one_that_cannot_be_started_leaves_nothing_open(start: Children) -> None:
+def test_failed_start_of_child_leaks_no_file_descriptors(start: Children) -> None:
     before = len(os.listdir("/proc/self/fd"))  # Those of earlier tests may be closed meanwhile.
     with pytest.raises(FileNotFoundError):
         ChildProcess(["/no/such/program"], is_logged=True)
@@ -180,7 +180,7 @@ def test_one_that_cannot_be_started_leaves_nothing_open(start: Children) -> None
 
 
 @pytest.mark.parametrize("when", ["in its start", "later"])
-def test_a_child_sees_the_end_of_its_parent_though_a_fork_of_the_parent_lives(
+def test_child_ends_after_hang_up_while_fork_of_parent_is_running(
     start: Children, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     forked: list[int] = []
@@ -217,7 +217,7 @@ def test_a_child_sees_the_end_of_its_parent_though_a_fork_of_the_parent_lives(
         os.waitpid(forked[0], 0)
 
 
-def test_no_line_of_a_child_is_lost_while_its_parent_is_slow(start: Children) -> None:
+def test_lines_of_child_all_arrive_while_parent_is_slow(start: Children) -> None:
     child = start(
         "import uvloop\n"
         "from rt.child_process import write_line; from rt.cli.signals import listen_in_loop\n"

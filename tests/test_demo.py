@@ -1,4 +1,4 @@
-"""The demo: what it publishes, how it measures and judges, what it refuses; and runs with real nodes."""
+"""The demo: its data, measurements and verdicts, the input it rejects, and runs with real nodes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wait(condition: Callable[[], object]) -> None:
 # What is published
 
 
-def test_every_record_has_one_publisher(data: Path) -> None:
+def test_each_record_is_assigned_to_one_publisher(data: Path) -> None:
     files = [path.name for path in files_below(data)]
     assert files == ["f0.txt", "f2.txt", "f4.txt", "f1.txt", "f3.txt", "f5.txt"]
     whole = [record for part in parts_of(str(data)) for record in part()]
@@ -85,20 +85,20 @@ def test_every_record_has_one_publisher(data: Path) -> None:
         assert all(shares)
 
 
-def test_publishers_of_one_table_take_its_rows_in_turn(table: Path) -> None:
+def test_table_rows_are_assigned_to_publishers_in_turn(table: Path) -> None:
     first, second, third = (share(str(table), index, 3) for index in range(3))
     assert (len(first), len(second), len(third)) == (1667, 1667, 1666)
     assert second[1] == DemoRecord("t.csv", b'4,"a ""b""\nc, 4"')
 
 
 @given(st.lists(st.lists(st.text('ab",\n\r', max_size=6), min_size=1, max_size=3), min_size=1, max_size=5))
-def test_a_record_of_a_csv_is_whole_whatever_its_quotes_hold(rows: list[list[str]]) -> None:
+def test_csv_records_are_split_whole_with_any_quoted_content(rows: list[list[str]]) -> None:
     quoted = [",".join('"' + field.replace('"', '""') + '"' for field in row).encode() for row in rows]
     assert list(csv_records(b"\n".join([b"names", *quoted]))) == quoted
     assert list(csv_records(b"\r\n".join([b"names", *quoted, b""]))) == quoted
 
 
-def test_a_publisher_without_a_record_is_an_error(tmp_path: Path) -> None:
+def test_publisher_share_that_is_empty_or_unreadable_raises_error(tmp_path: Path) -> None:
     (tmp_path / "small.csv").write_bytes(b"id\n1\n2\n")
     assert [share(str(tmp_path / "small.csv"), index, 2) for index in range(2)] == [
         [DemoRecord("small.csv", b"1")],
@@ -168,7 +168,7 @@ def sent_and_got(
 
 
 @given(st.lists(messages, min_size=1, max_size=20), st.lists(st.integers(1, 20)))
-def test_tallies_agree_however_messages_are_cut_into_batches(
+def test_tallies_are_equal_however_messages_are_split_into_batches(
     rows: list[tuple[int, DemoRecord]], cuts: list[int]
 ) -> None:
     sent, got = sent_and_got(rows, cuts)
@@ -176,7 +176,9 @@ def test_tallies_agree_however_messages_are_cut_into_batches(
 
 
 @given(st.lists(messages, min_size=2, max_size=8), st.data())
-def test_tallies_differ_if_messages_do(rows: list[tuple[int, DemoRecord]], draw: st.DataObject) -> None:
+def test_tallies_differ_if_messages_of_session_differ(
+    rows: list[tuple[int, DemoRecord]], draw: st.DataObject
+) -> None:
     other = draw.draw(st.lists(messages, min_size=1, max_size=8) | st.permutations(rows))
     is_same = all(
         [record for at, record in rows if at == session] == [record for at, record in other if at == session]
@@ -185,7 +187,7 @@ def test_tallies_differ_if_messages_do(rows: list[tuple[int, DemoRecord]], draw:
     assert (sent_and_got(rows, [])[0] == sent_and_got(other, [])[0]) is is_same
 
 
-def test_a_tally_notes_the_first_number_that_does_not_follow() -> None:
+def test_tally_reports_first_out_of_order_number() -> None:
     rows = [(0, DemoRecord("t", b"x"))] * 5
     first, second = batches_of(rows, [2])
     tally = SessionTally()
@@ -201,7 +203,7 @@ def verdicts(sent: dict[str, Total], got: dict[str, Total], fault: str = "") -> 
     return {verdict.promise: verdict.holds for verdict in check_messages(sent, got, fault)}
 
 
-def test_each_broken_promise_is_reported() -> None:
+def test_each_violated_guarantee_is_reported() -> None:
     good = {"a": Total(3, 9, "x"), "b": Total(2, 4, "y")}
     assert set(verdicts(good, good).values()) == {True}
     assert not verdicts({}, {})["nothing lost, nothing added"]
@@ -223,7 +225,7 @@ def log_of(path: str) -> LogStatus:
     return LogStatus(path, LogIdentity(LogKind.MERGED, bytes(16), "demo"), None, ())
 
 
-def test_logs_that_differ_or_end_early_are_reported() -> None:
+def test_merged_logs_that_differ_or_end_early_are_reported() -> None:
     logs = (log_of("/n1"), log_of("/n2"))
     assert all(verdict.holds for verdict in check_logs(Comparison(logs, (), 0), 0, []))
     same, whole = check_logs(Comparison(logs, (CopyDifference("other bytes", "/n1", "/n2"),), 0), 0, ["bad"])
@@ -233,7 +235,7 @@ def test_logs_that_differ_or_end_early_are_reported() -> None:
     assert (same.holds, same.reason) == (False, "/n1 ends at 0, not at 5; /n2 ends at 0, not at 5")
 
 
-def test_figures_come_from_the_times_in_their_window() -> None:
+def test_latency_and_pause_use_times_within_their_window() -> None:
     published = np.arange(100) * 10**9
     times = DeliveryTimes(published, published + np.where(published < 50 * 10**9, 2_000_000, 9_000_000))
     assert times.latency(0, 50 * 10**9) == Latency(50, 2.0, 2.0)
@@ -244,7 +246,7 @@ def test_figures_come_from_the_times_in_their_window() -> None:
     assert longest_pause_s(events, 10 * 10**9, 20 * 10**9) == 10.0
 
 
-def test_the_summary_says_which_promise_does_not_hold() -> None:
+def test_summary_marks_violated_guarantee_as_fail() -> None:
     found = tuple(check_messages({"a": Total(2, 2, "x")}, {"a": Total(1, 1, "z")}, ""))
     lines = list(summary(DemoResult(2, 2, None, None, Burst(2, 2, 1.0), found)))
     assert lines[1].startswith("throughput  0 MB/s, 2 messages/s: 2 messages in 1.00 s")
@@ -266,20 +268,20 @@ def test_the_summary_says_which_promise_does_not_hold() -> None:
         (["extra"], "unexpected extra argument"),
     ],
 )
-def test_misuse_is_refused_before_anything_is_started(arguments: list[str], words: str) -> None:
+def test_invalid_options_exit_with_2(arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(demo, arguments)
     assert result.exit_code == 2
     assert words in result.stderr
 
 
-def test_a_directory_with_something_in_it_is_not_written_to(tmp_path: Path) -> None:
+def test_non_empty_keep_directory_exits_with_2_and_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     result = CliRunner().invoke(demo, ["--data", __file__, "--keep", str(tmp_path)])
     assert (result.exit_code, "is not empty" in result.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
 
 
-def test_orphans_of_started_processes_end_too() -> None:
+def test_orphans_of_started_processes_are_ended() -> None:
     with nothing_left():
         shell = subprocess.run(
             ["sh", "-c", "sleep 1000 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True, check=True
@@ -290,7 +292,7 @@ def test_orphans_of_started_processes_end_too() -> None:
     os.close(orphan)
 
 
-def test_a_nodes_log_shows_whether_it_leads(tmp_path: Path) -> None:
+def test_node_log_shows_whether_node_is_leader(tmp_path: Path) -> None:
     log = NodeLog(tmp_path / "n1.log")
     assert (log.last_words(3), log.leads) == ("", 0)
     for text, leads, has_failed in (
@@ -320,7 +322,7 @@ def test_a_nodes_log_shows_whether_it_leads(tmp_path: Path) -> None:
     assert log.term == 0
 
 
-def test_the_term_of_a_node_that_lost_its_directory_hides_no_leader(
+def test_leader_is_found_after_node_with_higher_term_is_wiped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a forced reset the others begin with a lower term, if they led while the last one was down."""
@@ -335,7 +337,7 @@ def test_the_term_of_a_node_that_lost_its_directory_hides_no_leader(
     assert nodes.leader() == "n3"
 
 
-def test_a_wait_without_progress_names_what_it_waited_for_and_where_the_logs_are(
+def test_wait_without_progress_raises_timeout_with_goal_and_log_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_run, "STILL_S_MAX", 0.0)
@@ -354,7 +356,7 @@ def test_a_wait_without_progress_names_what_it_waited_for_and_where_the_logs_are
 
 
 @pytest.mark.slow
-def test_the_demo_kills_a_leader_and_loses_nothing(table: Path, tmp_path: Path) -> None:
+def test_demo_kills_leader_and_all_verdicts_hold(table: Path, tmp_path: Path) -> None:
     plan, steps = DemoPlan(3, 2, str(table), is_leader_killed=True, steady_s=0.5), list[str]()
     with Demo(tmp_path / "run", plan, steps.append) as run:
         outcome = run.run()
@@ -370,7 +372,7 @@ def test_the_demo_kills_a_leader_and_loses_nothing(table: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_in_a_merged_log_fails_the_demo(
+def test_flipped_bit_in_merged_log_fails_demo(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept"
@@ -396,7 +398,9 @@ def test_a_flipped_bit_in_a_merged_log_fails_the_demo(
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_every_process(data: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_interrupt_ends_all_processes_and_exits_with_130(
+    data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     # A short path: a node's Unix socket is below it.
     scratch = tmp_path_factory.mktemp("t")
     environment = {**os.environ, "TMPDIR": str(scratch)}
@@ -414,7 +418,7 @@ def test_an_interrupt_ends_every_process(data: Path, tmp_path_factory: pytest.Te
 
 
 @pytest.mark.slow
-def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_node_that_cannot_listen_raises_process_ended_with_reason(tmp_path: Path) -> None:
     with (
         LocalCluster(tmp_path, 1) as nodes,
         socket.create_server(("127.0.0.1", nodes.raft_ports["n1"])),
@@ -427,7 +431,7 @@ def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_is_killed_in_parts_paused_wiped_and_comes_back(tmp_path: Path) -> None:
+def test_local_cluster_kills_pauses_wipes_and_restarts_node(tmp_path: Path) -> None:
     """What becomes of leadership meanwhile is for tests/cluster, where there is more than one node."""
     before = set(with_parent(os.getpid()))
     with LocalCluster(tmp_path, 1) as nodes:

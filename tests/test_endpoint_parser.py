@@ -1,4 +1,4 @@
-"""The parser of endpoints, and every place that takes some."""
+"""The endpoint parser, and all functions that take endpoints."""
 
 from __future__ import annotations
 
@@ -64,22 +64,20 @@ MALFORMED = [
         ),
     ],
 )
-def test_a_name_an_ipv4_address_or_an_ipv6_address_in_brackets_has_a_port(
-    text: str, endpoint: Endpoint
-) -> None:
+def test_endpoint_of_host_name_ipv4_or_bracketed_ipv6_is_parsed(text: str, endpoint: Endpoint) -> None:
     assert parse_endpoint(text) == endpoint
     assert str(endpoint) == text
 
 
 @pytest.mark.parametrize(("text", "problem"), MALFORMED)
-def test_a_malformed_endpoint_is_refused_with_the_option_and_the_problem(text: str, problem: str) -> None:
+def test_malformed_endpoint_is_rejected_with_option_and_problem(text: str, problem: str) -> None:
     with pytest.raises(rt.InvalidOption, match=problem) as refused:
         parse_endpoint(text, where="--endpoints")
     assert (refused.value.where, refused.value.got) == ("--endpoints", repr(text))
 
 
 @given(st.text(max_size=20) | st.from_regex(r"[a-z0-9.\[\]:-]{1,12}:[0-9]{1,6}"))
-def test_an_endpoint_is_refused_or_its_text_parses_to_the_same(text: str) -> None:
+def test_endpoint_is_rejected_or_round_trips_through_text(text: str) -> None:
     try:
         endpoint = parse_endpoint(text)
     except rt.InvalidOption:
@@ -89,22 +87,22 @@ def test_an_endpoint_is_refused_or_its_text_parses_to_the_same(text: str) -> Non
     assert parse_endpoint(str(endpoint)) == endpoint
 
 
-def test_endpoints_are_separated_by_commas() -> None:
+def test_endpoint_list_is_split_at_commas() -> None:
     assert split_endpoints(" n1:5002, [::1]:01 ,") == ("n1:5002", "[::1]:1")
 
 
 @pytest.mark.parametrize("text", ["", " , "])
-def test_a_list_without_an_endpoint_is_refused(text: str) -> None:
+def test_empty_endpoint_list_is_rejected(text: str) -> None:
     with pytest.raises(rt.InvalidOption, match="no endpoint is named"):
         split_endpoints(text)
 
 
-def test_an_endpoint_that_is_named_twice_is_refused() -> None:
+def test_duplicate_endpoint_is_rejected() -> None:
     with pytest.raises(rt.InvalidOption, match=r"named twice .*: got n1:1$"):
         check_endpoints(["n1:1", "n2:1", "n1:01"])
 
 
-def test_one_text_is_no_sequence_of_endpoints() -> None:
+def test_single_string_as_endpoint_sequence_is_rejected() -> None:
     with pytest.raises(rt.InvalidOption, match="a sequence of 'host:port'"):
         check_endpoints("n1:5002")
 
@@ -135,7 +133,7 @@ TAKERS: dict[str, Callable[[Path, TLS, list[str]], Any]] = {
 @pytest.mark.parametrize(
     "endpoint", ["127.0.0.1", "127.0.0.1:99999", "127.0.0.1:abc", "https://127.0.0.1:5002"]
 )
-def test_every_place_that_takes_endpoints_refuses_a_malformed_one_at_once(
+def test_malformed_endpoint_is_rejected_at_call_before_any_file_is_created(
     taker: str, endpoint: str, tmp_path: Path, tls: TLS
 ) -> None:
     with pytest.raises(rt.InvalidOption, match="at endpoints"):
@@ -143,6 +141,6 @@ def test_every_place_that_takes_endpoints_refuses_a_malformed_one_at_once(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_malformed_address_of_a_member_is_refused() -> None:
+def test_malformed_member_address_is_rejected() -> None:
     with pytest.raises(BadSetting, match="invalid address: the port is missing: got 'n1', expected"):
         ClusterMember(raft="n1:7000", data="n1")

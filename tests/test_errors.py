@@ -1,4 +1,4 @@
-"""The errors: the tree as it is drawn, and that each of them survives pickling, copying and printing."""
+"""The error classes: their documented tree, export, gRPC status, pickling, copying and text."""
 
 import copy
 import pickle
@@ -68,25 +68,25 @@ def draw(kind: type[RtError], own: str = "", below: str = "") -> Iterator[str]:
         )
 
 
-def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+def test_error_tree_in_docstring_matches_classes() -> None:
     drawn = re.findall(r"^ {4}([│├└─ ]*\w+(?: \(\w+\))?)(?:  |$)", rt.errors.__doc__ or "", re.MULTILINE)
     assert drawn == list(draw(RtError))
     assert len(drawn) == len(CLASSES) > 15
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_can_be_had_from_rt(kind: type[RtError]) -> None:
+def test_each_error_class_is_exported_by_rt(kind: type[RtError]) -> None:
     assert getattr(rt, kind.__name__) is kind
     assert kind.__name__ in rt.__all__
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_travels_under_a_status_of_grpc(kind: type[RtError]) -> None:
+def test_each_error_class_has_grpc_status_and_retriable_flag(kind: type[RtError]) -> None:
     assert kind.grpc_status in GRPC_STATUSES
     assert isinstance(kind.retriable, bool)
 
 
-def test_only_what_may_succeed_later_is_retriable() -> None:
+def test_retriable_errors_are_timeout_and_resource_limits() -> None:
     assert {kind.__name__ for kind in CLASSES if kind.retriable} == {
         "Timeout",
         "DiskFull",
@@ -98,7 +98,7 @@ def test_only_what_may_succeed_later_is_retriable() -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_an_error_pickles_whole(kind: type[RtError], protocol: int) -> None:
+def test_error_survives_pickling_with_all_attributes(kind: type[RtError], protocol: int) -> None:
     error = make(kind)
     back = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own bytes
     assert type(back) is kind
@@ -107,7 +107,7 @@ def test_an_error_pickles_whole(kind: type[RtError], protocol: int) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_an_error_can_be_copied(kind: type[RtError]) -> None:
+def test_error_survives_copy_and_deepcopy(kind: type[RtError]) -> None:
     error = make(kind)
     for back in (copy.copy(error), copy.deepcopy(error)):
         assert type(back) is kind
@@ -115,7 +115,7 @@ def test_an_error_can_be_copied(kind: type[RtError]) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_the_text_says_what_where_got_wanted_and_what_helps(kind: type[RtError]) -> None:
+def test_error_text_has_message_location_got_expected_and_hint(kind: type[RtError]) -> None:
     assert str(make(kind)) == "it went wrong (at here): got 0, expected [1, 2]. Do this."
     assert make(kind).args == ("it went wrong",)
 
@@ -134,17 +134,17 @@ def test_the_text_says_what_where_got_wanted_and_what_helps(kind: type[RtError])
         ({"got": "no. Does it run?", "hint": "Try."}, "no: got no. Does it run? Try."),
     ],
 )
-def test_the_text_leaves_out_what_is_not_known(details: dict[str, object], text: str) -> None:
+def test_error_text_omits_unknown_details(details: dict[str, object], text: str) -> None:
     assert str(RtError("no", **details)) == text  # type: ignore[arg-type]
 
 
-def test_damage_names_file_and_offset() -> None:
+def test_corrupt_error_names_file_and_offset() -> None:
     error = rt.Corrupt("bad batch", path="/data/log.0.3", offset=4096, got=1, expected=2)
     assert str(error) == "bad batch (at /data/log.0.3, offset 4096): got 1, expected 2"
     assert (error.path, error.offset) == ("/data/log.0.3", 4096)
 
 
-def test_a_caller_may_catch_the_errors_of_python_that_they_are() -> None:
+def test_errors_are_caught_as_their_builtin_python_base_classes() -> None:
     with pytest.raises(ValueError, match="too long"):
         raise rt.TopicTooLong("too long")
     with pytest.raises(TimeoutError, match="late"):

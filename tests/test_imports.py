@@ -1,4 +1,4 @@
-"""What a process does not need, it does not import: hundreds of milliseconds and tens of MB each."""
+"""Processes do not import modules they do not need: these cost hundreds of ms and tens of MB each."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NETWORK = ("grpc", "google.protobuf", "rt.v1")
         ("sequencer.data.process", ("aiohttp",)),
     ],
 )
-def test_what_a_process_does_not_need_is_not_imported(imported: str, unused: tuple[str, ...]) -> None:
+def test_importing_module_does_not_import_unneeded_modules(imported: str, unused: tuple[str, ...]) -> None:
     program = f"import sys, {imported}; print(*sorted(set({unused!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
-def test_all_names_of_the_object_space_can_be_imported_without_the_extra_postgres() -> None:
+def test_object_space_names_are_imported_without_postgres_extra() -> None:
     program = (
         "import sys; sys.modules['psycopg'] = None\n"
         "from rt.objects import *\n"

@@ -1,4 +1,4 @@
-"""Values as messages: what the annotations of their fields say, and tables that do not fit are refused."""
+"""The codec between values and protobuf messages: fields by annotation, and rejected field tables."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Node(NamedTuple):
     disk: bytes
 
 
-def test_a_value_is_a_message_of_its_fields() -> None:
+def test_value_is_encoded_to_message_and_decoded() -> None:
     codec = MessageCodec(Node, pb.Join)
     assert pb.Join(**codec.encode(Node("n1", b"D"))) == pb.Join(node="n1", disk=b"D")
     assert codec.decode(pb.Join(node="n1")) == Node("n1", b"")
 
 
-def test_a_field_that_the_message_or_the_value_does_not_have_is_refused() -> None:
+def test_field_missing_in_message_or_value_is_rejected() -> None:
     with pytest.raises(KeyError, match="node"):
         MessageCodec(Node, pb.NodeStanding)
     with pytest.raises(AssertionError, match="Node has no fields"):
         MessageCodec(Node, pb.Join, disks="disk")
 
 
-def test_a_union_has_a_value_for_each_field_of_its_oneof() -> None:
+def test_union_codec_without_value_for_each_oneof_field_raises_key_error() -> None:
     with pytest.raises(KeyError, match="merge"):
         UnionCodec(pb.Command, "kind", join=Node)

@@ -1,4 +1,4 @@
-"""Every file of a newer rt is refused by its name, with what to do, and nothing is written over it."""
+"""Files of a newer rt are rejected with their name and a hint, and are not overwritten."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_newer_file_is_refused_by_its_name_and_stays_as_it_is(case: Case, tmp_path: Path) -> None:
+def test_newer_file_raises_unknown_version_with_its_name_and_is_unchanged(case: Case, tmp_path: Path) -> None:
     made, copied = tmp_path / "made", tmp_path / "copied"
     made.mkdir()
     case.make(str(made))

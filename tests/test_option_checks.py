@@ -1,4 +1,4 @@
-"""Wrong options fail in their call, with `rt.InvalidOption` that names the option and the value."""
+"""Invalid options fail in their call, with an error that names the option and the value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def session(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("timeout", [math.nan, "1", ANY, [1], True])
-def test_a_timeout_is_a_number(timeout: Any) -> None:
+def test_timeout_that_is_not_a_number_is_rejected(timeout: Any) -> None:
     with pytest.raises(rt.InvalidOption, match="not a duration"):
         option_checks.check_timeout(timeout)
 
@@ -35,7 +35,9 @@ def test_a_timeout_is_a_number(timeout: Any) -> None:
 @pytest.mark.parametrize(
     ("timeout", "seconds"), [(None, None), (math.inf, None), (1e300, None), (-1, 0.0), (0, 0.0), (2, 2.0)]
 )
-def test_a_timeout_may_have_no_limit(timeout: float | None, seconds: float | None) -> None:
+def test_timeout_is_converted_to_seconds_or_none_for_unlimited(
+    timeout: float | None, seconds: float | None
+) -> None:
     assert option_checks.check_timeout(timeout) == seconds
 
 
@@ -56,7 +58,9 @@ def test_a_timeout_may_have_no_limit(timeout: float | None, seconds: float | Non
         {"publisher_id": 5},
     ],
 )
-def test_a_publisher_refuses_it(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_publisher_rejects_invalid_options_and_creates_no_files(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     with pytest.raises((rt.InvalidOption, rt.InvalidName)):
         rt.Publisher(tmp_path, "s", **({"publisher_id": "feed"} | options))
     assert not list(tmp_path.iterdir())
@@ -75,13 +79,13 @@ def test_a_publisher_refuses_it(tmp_path: Path, options: dict[str, Any]) -> None
     ],
     ids=["Publisher", "Subscriber", "LogReader", "SqliteStore", "directory_stores", "TLS"],
 )
-def test_what_is_no_path_is_refused(opened: Callable[[Any], object], path: Any) -> None:
+def test_invalid_path_raises_invalid_option(opened: Callable[[Any], object], path: Any) -> None:
     with pytest.raises(rt.InvalidOption, match="not a path"):
         opened(path)
 
 
 @pytest.mark.parametrize("opened", [lambda path: SqliteStore(path / "x.db"), directory_stores])
-def test_a_store_makes_no_directory_of_a_mistyped_path(
+def test_store_in_missing_directory_raises_storage_error_and_does_not_create_it(
     tmp_path: Path, opened: Callable[[Path], object]
 ) -> None:
     with pytest.raises(rt.StorageError, match=r"does not exist \(at .*/nope\)"):
@@ -89,7 +93,7 @@ def test_a_store_makes_no_directory_of_a_mistyped_path(
     assert not (tmp_path / "nope").exists()
 
 
-def test_a_topic_that_utf_8_cannot_hold_is_refused_and_takes_no_number(tmp_path: Path) -> None:
+def test_publish_with_invalid_topic_timestamp_or_number_uses_no_number(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         for publish in (
             lambda: publisher.publish(b"x", topic="a\udcff"),
@@ -110,7 +114,7 @@ def test_a_topic_that_utf_8_cannot_hold_is_refused_and_takes_no_number(tmp_path:
         assert publisher.publish(b"x") == 0
 
 
-def test_an_acknowledgement_below_the_one_before_is_refused(session: str) -> None:
+def test_acknowledgement_below_previous_one_is_rejected(session: str) -> None:
     with rt.Subscriber(session, "s", name="sink") as subscriber:
         subscriber.poll(6)
         for position in (4, 4, 5):
@@ -129,7 +133,7 @@ def test_an_acknowledgement_below_the_one_before_is_refused(session: str) -> Non
 
 
 @pytest.mark.parametrize("position", ["x", 1.5, None, -1, 99])
-def test_only_a_delivered_position_is_acknowledged(session: str, position: Any) -> None:
+def test_acknowledgement_of_undelivered_or_invalid_position_is_rejected(session: str, position: Any) -> None:
     with rt.Subscriber(session, "s", name="sink") as subscriber:
         subscriber.poll(3)
         with pytest.raises(rt.InvalidOption):
@@ -149,7 +153,7 @@ def test_only_a_delivered_position_is_acknowledged(session: str, position: Any) 
         {"connect_timeout": "5"},
     ],
 )
-def test_a_subscriber_refuses_it(session: str, options: dict[str, Any]) -> None:
+def test_subscriber_rejects_invalid_options(session: str, options: dict[str, Any]) -> None:
     with pytest.raises(rt.InvalidOption):
         rt.Subscriber(session, "s", **options)
 
@@ -157,7 +161,7 @@ def test_a_subscriber_refuses_it(session: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options", [{"max_messages": -1}, {"max_messages": "x"}, {"max_messages": 1.5}, {"timeout": math.nan}]
 )
-def test_a_poll_refuses_it(session: str, options: dict[str, Any]) -> None:
+def test_poll_rejects_invalid_options(session: str, options: dict[str, Any]) -> None:
     with rt.Subscriber(session, "s") as subscriber, rt.LogReader(session) as reader:
         for poll in (subscriber.poll, reader.poll):
             with pytest.raises(rt.InvalidOption):
@@ -167,7 +171,7 @@ def test_a_poll_refuses_it(session: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options", [*({"max_messages": wrong} for wrong in (-1, 0, "x", 1.5)), {"timeout": math.nan}]
 )
-def test_a_read_of_a_batch_refuses_it_and_passes_over_no_message(
+def test_next_batch_rejects_invalid_options_and_skips_no_message(
     session: str, options: dict[str, Any]
 ) -> None:
     with rt.Subscriber(session, "s") as subscriber, rt.LogReader(session) as reader:
@@ -178,7 +182,7 @@ def test_a_read_of_a_batch_refuses_it_and_passes_over_no_message(
 
 
 @pytest.mark.parametrize("count", [-1, "x", 1.5, None])
-def test_operators_refuse_a_count_when_they_are_made(count: Any) -> None:
+def test_operators_reject_invalid_count_at_construction(count: Any) -> None:
     for make in (ops.take, ops.skip, ops.element_at):
         with pytest.raises(rt.InvalidOption, match="must be 0 or more"):
             make(count)

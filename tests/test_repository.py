@@ -1,4 +1,4 @@
-"""The repository itself: what README, docs and pyproject say is true of the tree."""
+"""Checks that README, docs and pyproject agree with the tree, and that modules and classes stay small."""
 
 import ast
 import importlib
@@ -33,14 +33,14 @@ def product_modules() -> list[str]:
     return found
 
 
-def test_every_file_that_the_readme_and_docs_name_exists() -> None:
+def test_files_named_in_readme_and_docs_exist() -> None:
     folders = r"rt|replicator|sequencer|archiver|pyspark_rt|proto|helm|tests|examples|docs|\.ci"
     named = re.findall(rf"`((?:{folders})/[\w./-]+|pyproject\.toml)`", WORDS)
     assert len(named) > 100
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_readme_is_short_and_every_file_it_links_exists() -> None:
+def test_readme_has_at_most_150_lines_and_its_linked_files_exist() -> None:
     generated = {"cli.md", "configuration.md", "rest-api.md", "metrics.md", "python-api.md"}
     assert len(README.splitlines()) <= 150
     links = set(re.findall(r"\]\((?!http)([^)#]+)", README))
@@ -48,7 +48,7 @@ def test_the_readme_is_short_and_every_file_it_links_exists() -> None:
     assert [link for link in links if not (ROOT / link).exists() and Path(link).name not in generated] == []
 
 
-def test_every_command_that_the_readme_and_docs_name_exists() -> None:
+def test_commands_named_in_readme_and_docs_exist() -> None:
     from rt.cli.main import main
 
     commands = PYPROJECT["project"]["entry-points"]["rt.commands"]
@@ -64,7 +64,7 @@ def test_every_entry_point_loads() -> None:
         assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_the_metadata_is_complete_and_the_classifiers_exist() -> None:
+def test_project_metadata_is_complete_and_classifiers_are_valid() -> None:
     from trove_classifiers import classifiers
 
     project = PYPROJECT["project"]
@@ -76,18 +76,18 @@ def test_the_metadata_is_complete_and_the_classifiers_exist() -> None:
     assert f"Programming Language :: Python :: {least}" in project["classifiers"]
 
 
-def test_the_wheel_takes_files_that_exist() -> None:
+def test_files_included_in_wheel_exist() -> None:
     files = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert [name for name in files if not (ROOT / name).is_file()] == []
 
 
-def test_the_tests_install_what_builds_the_docs() -> None:
+def test_dependency_group_test_includes_docs_and_dev_includes_test() -> None:
     groups = PYPROJECT["dependency-groups"]
     assert {"include-group": "docs"} in groups["test"]
     assert {"include-group": "test"} in groups["dev"]
 
 
-def test_the_folders_that_contracts_name_exist() -> None:
+def test_modules_named_in_import_contracts_exist() -> None:
     named = {name for contract in CONTRACTS.values() for name in contract.get("source_modules", [])}
     assert len(named) > 10
     for name in named:
@@ -95,13 +95,13 @@ def test_the_folders_that_contracts_name_exist() -> None:
         assert path.is_dir() or path.with_suffix(".py").exists(), name
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_package_version_matches_pyproject() -> None:
     import rt
 
     assert rt.__version__ == PYPROJECT["project"]["version"]
 
 
-def test_every_dependency_says_why_it_is_one() -> None:
+def test_every_dependency_line_has_a_comment() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     block = text[text.index("\ndependencies = [") : text.index("[project.optional-dependencies]")]
     lines = [line for line in block.splitlines() if line.strip().startswith('"')]
@@ -109,20 +109,20 @@ def test_every_dependency_says_why_it_is_one() -> None:
     assert all("# " in line for line in lines)
 
 
-def test_nothing_generated_is_committed() -> None:
+def test_build_artifacts_are_not_committed() -> None:
     assert [
         name for name in tracked() if re.search(r"\.(pyc|so|egg-info)(/|$)|__pycache__|\.venv/", name)
     ] == []
 
 
-def test_the_scripts_can_be_run() -> None:
+def test_ci_scripts_are_executable_and_valid_shell() -> None:
     for name in ("setup", "demo", "test", "run"):
         path = ROOT / ".ci" / name
         assert path.stat().st_mode & 0o111
         subprocess.run(["sh", "-n", path], check=True)
 
 
-def test_the_package_is_typed_and_importable_as_a_module() -> None:
+def test_package_has_py_typed_and_module_run_prints_version() -> None:
     assert (ROOT / "rt" / "py.typed").exists()
     done = subprocess.run(
         [sys.executable, "-m", "rt", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
@@ -130,7 +130,7 @@ def test_the_package_is_typed_and_importable_as_a_module() -> None:
     assert PYPROJECT["project"]["version"] in done.stdout
 
 
-def test_the_runbook_has_every_alarm_and_every_alert() -> None:
+def test_runbook_covers_every_alarm_and_alert() -> None:
     page = PAGES["alerts-runbook.md"]
     alarms = re.findall(r'Alarm\(\s*"([a-z-]+)"', (ROOT / "sequencer/rest/views/alarms.py").read_text())
     alerts = re.findall(r"- alert: (\w+)", (ROOT / "helm/alerts/rt.rules.yaml").read_text())
@@ -140,7 +140,7 @@ def test_the_runbook_has_every_alarm_and_every_alert() -> None:
     assert [name for name in alerts if f"\n| `{name}` | " not in page] == []
 
 
-def test_every_test_that_the_docs_name_exists() -> None:
+def test_tests_named_in_docs_exist() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", WORDS))
     assert len(named) > 20
@@ -154,7 +154,7 @@ PUBLIC_CLASSES = {"Publisher": 350, "Subscriber": 360}
 MODULE_LINES_MAX = 400
 
 
-def test_modules_classes_constructors_and_folders_stay_small() -> None:
+def test_modules_classes_constructors_and_folders_stay_within_size_limits() -> None:
     """What grows above this has a second idea: split it by that."""
     modules = product_modules()
     folders = Counter(str(Path(path).parent) for path in modules if Path(path).name != "__init__.py")
@@ -178,7 +178,7 @@ SAME_MEANING = {"DeadLetter", "Publisher", "StreamTracing", "Subscriber"}
 """Twins of `rt.aio`, a protocol and what implements it, and what both streams and queries set aside."""
 
 
-def test_no_name_of_a_public_class_has_two_meanings() -> None:
+def test_public_class_names_are_unique_except_listed_ones() -> None:
     found: dict[str, list[str]] = {}
     for path in product_modules():
         for node in ast.parse((ROOT / path).read_text()).body:

@@ -1,4 +1,4 @@
-"""Sizes and times: what people write is read, and what is written is read back."""
+"""Tests that sizes, times and durations are parsed, rejected if invalid, and formatted to round-trip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rt.units import NS_PER_MINUTE, SIZE_END, format_size, format_time, parse_rf
         (str(SIZE_END - 1), SIZE_END - 1),
     ],
 )
-def test_a_size_is_read(text: str, size: int) -> None:
+def test_parse_size_reads_plain_numbers_and_units(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
@@ -37,28 +37,28 @@ def test_a_size_is_read(text: str, size: int) -> None:
     "text",
     ["", "Gi", "-1", "1e9", "1 Gi", "90gi", "1.", ".5", "1,5", "²", "0x10", "1_000", "9" * 30, "1GiBB"],
 )
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_parse_size_rejects_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match="invalid size"):
         parse_size(text)
 
 
 @pytest.mark.parametrize("text", [str(SIZE_END), "4096Pi", "99999999999999999999"])
-def test_a_size_beyond_all_disks_is_refused(text: str) -> None:
+def test_parse_size_rejects_too_large_size(text: str) -> None:
     with pytest.raises(ValueError, match="too large"):
         parse_size(text)
 
 
 @given(st.integers(0, SIZE_END - 1) | st.integers(0, 2000).map(lambda n: n << 30))
-def test_a_size_that_was_written_is_read_back(size: int) -> None:
+def test_formatted_size_parses_back_to_same_value(size: int) -> None:
     assert parse_size(format_size(size)) == size
 
 
-def test_a_size_is_written_in_the_largest_unit_that_fits() -> None:
+def test_format_size_uses_largest_unit_with_exact_value() -> None:
     assert [format_size(n) for n in (0, 1000, 1024, 90 << 30)] == ["0", "1000", "1Ki", "90Gi"]
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
+def test_parse_size_returns_valid_size_or_raises_value_error_for_any_text(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert 0 <= parse_size(text) < SIZE_END
 
@@ -69,7 +69,7 @@ T0 = 1_767_225_600 * 10**9
 
 
 @given(st.integers(-(2**62), 2**62))
-def test_a_time_that_was_written_is_read_back(ns: int) -> None:
+def test_formatted_time_parses_back_to_same_value(ns: int) -> None:
     assert parse_rfc3339(format_time(ns)) == ns
 
 
@@ -84,7 +84,7 @@ def test_a_time_that_was_written_is_read_back(ns: int) -> None:
         ("1969-12-31T23:59:59.9Z", -100_000_000),
     ],
 )
-def test_times_are_read_as_rfc_3339_writes_them(text: str, ns: int) -> None:
+def test_parse_rfc3339_reads_valid_times(text: str, ns: int) -> None:
     assert parse_rfc3339(text) == ns
 
 
@@ -97,13 +97,13 @@ def test_times_are_read_as_rfc_3339_writes_them(text: str, ns: int) -> None:
         *("²026-01-01T00:00:00Z", " 2026-01-01T00:00:00Z"),
     ],
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_parse_rfc3339_rejects_invalid_text(text: str) -> None:
     with pytest.raises(ValueError):
         parse_rfc3339(text)
 
 
 @pytest.mark.parametrize(("digits", "text"), [(9, "00.123456789Z"), (3, "00.123Z"), (0, "00Z")])
-def test_a_time_is_written_with_as_many_decimals_as_wanted(digits: int, text: str) -> None:
+def test_format_time_writes_requested_number_of_decimals(digits: int, text: str) -> None:
     assert format_time(T0 + 123_456_789, digits=digits) == f"2026-01-01T00:00:{text}"
 
 
@@ -119,13 +119,13 @@ def test_a_time_is_written_with_as_many_decimals_as_wanted(digits: int, text: st
         ("17", 17),
     ],
 )
-def test_a_start_is_a_time_or_a_duration_before_now(text: str, time_ns: int) -> None:
+def test_parse_since_reads_time_or_duration_before_now(text: str, time_ns: int) -> None:
     assert parse_since(text, 10**18) == time_ns
 
 
 @pytest.mark.parametrize(
     "text", ["", "m", "-5m", "5M", "1970-02-30", "5y", "1m30s", "2300-01-01", "99999999w"]
 )
-def test_a_start_that_is_neither_is_refused(text: str) -> None:
+def test_parse_since_rejects_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match="time"):
         parse_since(text, 10**18)

@@ -1,4 +1,4 @@
-"""Which segments are trimmed: the limits one by one, and invariants for any clocks, disks and holds."""
+"""Retention trims the right segments: each limit alone, and invariants for any clocks, disks and holds."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def answer(case: Case) -> str:
     return "\n".join(lines) or "nothing"
 
 
-def test_the_limits_trim_as_the_table_says(run_script: Callable[..., None]) -> None:
+def test_retention_limits_trim_segments_as_listed_in_script(run_script: Callable[..., None]) -> None:
     run_script("archiver/trims.txt", answer)
 
 
@@ -152,7 +152,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 
 @given(logs())
-def test_only_a_prefix_of_the_sealed_segments_is_trimmed(log: Log) -> None:
+def test_trim_plans_remove_only_prefix_of_sealed_segments(log: Log) -> None:
     gone = 0
     for plan in log.plans():
         went = log.segments[gone : gone + plan.segments]
@@ -166,7 +166,7 @@ def test_only_a_prefix_of_the_sealed_segments_is_trimmed(log: Log) -> None:
 
 
 @given(logs())
-def test_each_trimmed_segment_exceeds_the_limit_it_is_trimmed_by(log: Log) -> None:
+def test_trimmed_segments_exceed_limit_named_as_trim_reason(log: Log) -> None:
     gone = 0
     freed_bytes = log.freed_bytes
     for plan in log.plans():
@@ -201,7 +201,7 @@ def too_full(policy: RetentionPolicy, disk: DiskUse, freed_bytes: int) -> bool:
 
 
 @given(logs())
-def test_what_is_kept_exceeds_no_limit_except_for_a_hold(log: Log) -> None:
+def test_kept_segments_exceed_age_or_size_limit_only_because_of_hold(log: Log) -> None:
     plans = log.plans()
     kept = log.segments[sum(plan.segments for plan in plans) :]
     if not kept:
@@ -216,14 +216,14 @@ def test_what_is_kept_exceeds_no_limit_except_for_a_hold(log: Log) -> None:
 
 
 @given(logs())
-def test_only_full_disks_override_holds_within_their_limit(log: Log) -> None:
+def test_hold_within_its_limit_is_overridden_only_by_full_disk(log: Log) -> None:
     if sum(one.size_bytes for one in log.segments) <= log.policy.hold_bytes_max:
         for plan in log.plans():
             assert plan.reason is TrimReason.DISK or not plan.overridden
 
 
 @given(logs(), st.sampled_from((-60, 60)))
-def test_a_minority_of_clocks_that_jump_an_hour_decide_nothing(log: Log, minutes: int) -> None:
+def test_minority_of_jumped_clocks_keeps_reached_time_within_range_of_others(log: Log, minutes: int) -> None:
     """What is expired lies between what the first and the last of the others say."""
     jumping = (log.members - 1) // 2
     others = log.clocks[jumping:]
@@ -237,7 +237,7 @@ def test_a_minority_of_clocks_that_jump_an_hour_decide_nothing(log: Log, minutes
 
 
 @given(logs())
-def test_reports_of_a_minority_trim_nothing_by_age_or_disk(log: Log) -> None:
+def test_reports_of_minority_trim_no_segment_by_age_or_disk(log: Log) -> None:
     few = majority_of(log.members) - 1
     lonely = replace(log, clocks=log.clocks[:few], disks=log.disks[:few])
     assert {plan.reason for plan in lonely.plans()} <= {TrimReason.SIZE}
@@ -254,12 +254,12 @@ def test_reports_of_a_minority_trim_nothing_by_age_or_disk(log: Log) -> None:
     ],
     ids=str,
 )
-def test_a_limit_out_of_range_is_refused(fields: dict[str, int]) -> None:
+def test_retention_policy_raises_value_error_for_limit_out_of_range(fields: dict[str, int]) -> None:
     with pytest.raises(ValueError):
         RetentionPolicy(**fields)
 
 
-def test_segments_out_of_order_are_a_bug_of_the_caller() -> None:
+def test_plan_trim_raises_assertion_error_for_segments_out_of_order() -> None:
     disordered: Sequence[Sealed] = [Sealed(SegmentId(0, roll), roll, roll + 1, 64, 0) for roll in (1, 0)]
     with pytest.raises(AssertionError):
         plan_trim(disordered, 0, RetentionPolicy(), (), (), {}, members=1)

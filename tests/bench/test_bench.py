@@ -1,4 +1,4 @@
-"""The benchmarks run, count what they say they count, and leave nothing behind."""
+"""The log, memory and stream benchmarks report their figures and remove their files."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from rt.bench.measure import Figure, ratios
 from rt.cli.commands.bench import bench
 
 
-def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
+def test_small_log_run_reports_figures_and_removes_its_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         bench, ["log", "--directory", str(tmp_path), "--rounds", "2", "--size-mb", "1", "--json"]
     )
@@ -25,25 +25,25 @@ def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_memory_run_gives_the_growth(tmp_path: Path) -> None:
+def test_memory_run_reports_growth_in_mb_and_removes_its_files(tmp_path: Path) -> None:
     (figure,) = LogBench(str(tmp_path), rounds=1, size_bytes=2**20).memory_figures(20_000_000)
     assert figure.unit == "MB"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_figure_is_the_median_of_its_rounds() -> None:
+def test_figure_reports_median_of_its_rounds() -> None:
     figure = Figure("x", (3.0, 1.0, 200.0), "MB/s", 2.0)
     assert figure.median == 3.0
     assert figure.as_line().split() == ["x", "3.00", "MB/s", "(1.00", "to", "200)", "goal", "2.00"]
 
 
-def test_ratios_are_taken_round_by_round() -> None:
+def test_ratios_are_computed_round_by_round() -> None:
     assert ratios((1.0, 4.0), (2.0, 2.0)) == (0.5, 2.0)
     with pytest.raises(ValueError, match="zip"):
         ratios((1.0,), (1.0, 2.0))
 
 
-def test_a_small_run_of_streams_counts_every_event(tmp_path: Path) -> None:
+def test_small_streams_run_reports_16_figures_and_removes_its_files(tmp_path: Path) -> None:
     options = [
         "--directory",
         str(tmp_path),

@@ -1,4 +1,4 @@
-"""`rt bench compare`: configurations, the check of the order, the table, servers' processes, real runs."""
+"""`rt bench compare`: configurations, the order check, the table, server processes and real runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ PAIR = ("/pki/ca.crt", "/pki/n1.crt", "/pki/n1.key")
         ([[0], [2, 1], [3]], 1, 1),
     ],
 )
-def test_missing_and_repeated_messages_are_counted(batches: list[list[int]], lost: int, wrong: int) -> None:
+def test_sequence_check_counts_missing_and_repeated_messages(
+    batches: list[list[int]], lost: int, wrong: int
+) -> None:
     check = SequenceCheck()
     for batch in batches:
         check.add(np.array(batch, np.int64))
@@ -69,7 +71,7 @@ def test_missing_and_repeated_messages_are_counted(batches: list[list[int]], los
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=5))
-def test_the_check_agrees_with_a_naive_one(batches: list[list[int]]) -> None:
+def test_sequence_check_agrees_with_naive_check(batches: list[list[int]]) -> None:
     check, highest, lost, wrong = SequenceCheck(), -1, 0, 0
     for batch in batches:
         check.add(np.array(batch, np.int64))
@@ -80,14 +82,14 @@ def test_the_check_agrees_with_a_naive_one(batches: list[list[int]]) -> None:
     assert (check.lost, check.wrong) == (lost, wrong)
 
 
-def test_a_value_carries_its_number_and_its_time() -> None:
+def test_value_carries_its_number_and_due_time() -> None:
     values = make_values(7, [100, 200], b"filler")
     assert [len(value) for value in values] == [HEAD_BYTES + 6] * 2
     numbers, due_ns = read_heads(values)
     assert (numbers.tolist(), due_ns.tolist()) == ([7, 8], [100, 200])
 
 
-def test_collected_values_come_in_order_and_once() -> None:
+def test_collected_values_are_received_in_order_and_once() -> None:
     async def run() -> list[Sequence[bytes]]:
         collected = CollectedValues()
         collected.add(b"a")
@@ -108,7 +110,7 @@ def a_system(name: str, median: float) -> Compared:
     return Compared(name, facts, 12_345, 0, 1, figures)
 
 
-def test_the_table_has_a_column_for_each_system_and_a_row_for_each_figure() -> None:
+def test_table_has_column_for_each_system_and_row_for_each_figure() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in table([a_system("rt", 30.0), a_system("nats", 2.5)])
@@ -139,7 +141,7 @@ def test_the_table_has_a_column_for_each_system_and_a_row_for_each_figure() -> N
         (PAIR, False, ['cert_file: "/pki/n1.crt"', "verify: true"], ["sync"]),
     ],
 )
-def test_a_server_of_nats_has_the_settings(
+def test_nats_server_config_has_expected_settings(
     tls: Sequence[str] | None, is_synced: bool, expected: list[str], missing: list[str]
 ) -> None:
     text = nats_jetstream.render_config("n1", "/d", 1, 3, [3, 4], tls, is_synced)
@@ -151,7 +153,7 @@ def test_a_server_of_nats_has_the_settings(
 @pytest.mark.parametrize(
     ("version", "can_sync"), [("2.9.10", False), ("2.10.0", True), ("2.14", True), ("unknown", False)]
 )
-def test_nats_can_sync_each_message_from_a_version_on(version: str, can_sync: bool) -> None:
+def test_nats_can_sync_each_message_since_version_2_10(version: str, can_sync: bool) -> None:
     assert nats_jetstream.can_sync(version) == can_sync
 
 
@@ -163,7 +165,7 @@ def test_nats_can_sync_each_message_from_a_version_on(version: str, can_sync: bo
         (6, PAIR, True, {"port 0", "tls-port 7", "tls-replication yes", "tls-auth-clients yes"}),
     ],
 )
-def test_a_server_of_redis_has_the_settings(
+def test_redis_server_config_has_expected_settings(
     primary: int | None, tls: Sequence[str] | None, is_synced: bool, expected: set[str]
 ) -> None:
     lines = redis_streams.render_config("/d", 7, primary, tls, is_synced).splitlines()
@@ -179,7 +181,7 @@ def test_a_server_of_redis_has_the_settings(
         (PAIR, {"stream.listeners.tcp = none", "stream.listeners.ssl.1 = 127.0.0.1:7"}),
     ],
 )
-def test_a_server_of_rabbitmq_has_the_settings(tls: Sequence[str] | None, expected: set[str]) -> None:
+def test_rabbitmq_server_config_has_expected_settings(tls: Sequence[str] | None, expected: set[str]) -> None:
     lines = rabbitmq_streams.render_config(7, tls).splitlines()
     assert expected | {"listeners.tcp = none"} <= set(lines)
     assert any(line.startswith("ssl_options") for line in lines) == (tls is not None)
@@ -208,7 +210,7 @@ class Connection:
         return await self._answers.get()
 
 
-def test_messages_of_redis_are_acknowledged_by_a_replica() -> None:
+def test_redis_publisher_counts_messages_acknowledged_by_replica() -> None:
     async def run() -> tuple[list[int], list[str]]:
         connection = Connection(replicas=1)
         publisher = RedisPublisher(connection)
@@ -226,7 +228,7 @@ def test_messages_of_redis_are_acknowledged_by_a_replica() -> None:
     assert commands == ["XADD", "XADD", "WAIT", "WAIT", *["XADD"] * 20, "WAIT"]
 
 
-def test_an_error_of_redis_fails_the_publisher() -> None:
+def test_redis_error_fails_publisher_flush() -> None:
     class Broken(Connection):
         async def read_response(self, **_: object) -> Any:
             raise RtError("OOM")
@@ -241,21 +243,21 @@ def test_an_error_of_redis_fails_the_publisher() -> None:
 # Programs and libraries
 
 
-def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_program_error_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
     with pytest.raises(NotInstalled, match="nats-server is not installed") as error:
         program("nats-server", "nats-server")
     assert "apt-get install nats-server" in str(error.value)
 
 
-def test_a_missing_library_is_named_with_the_extra() -> None:
+def test_missing_library_error_names_bench_extra() -> None:
     with pytest.raises(NotInstalled, match="package no-such-client is not installed") as error:
         library("no_such_client_of_a_peer", "no-such-client")
     assert "rt-transport[bench]" in str(error.value)
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_that_is_missing_is_reported_before_anything_starts(
+def test_missing_peer_is_reported_before_any_round_starts(
     peer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
@@ -265,7 +267,7 @@ def test_a_peer_that_is_missing_is_reported_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_version_of_a_program_is_the_first_number_with_dots() -> None:
+def test_program_version_is_first_dotted_number_of_output() -> None:
     assert version_of([sys.executable, "-c", "print('server v=7.0.15 sha=00:1')"]) == "7.0.15"
     assert version_of([sys.executable, "-c", "print('nothing')"]) == "unknown"
 
@@ -290,7 +292,7 @@ def written_id(path: Path) -> int:
     return int(path.read_text())
 
 
-def test_programs_are_killed_when_they_are_left(tmp_path: Path) -> None:
+def test_programs_are_killed_on_exit_by_interrupt(tmp_path: Path) -> None:
     path = tmp_path / "id"
     with pytest.raises(KeyboardInterrupt), Programs(tmp_path) as programs:
         programs.start("one", ["sh", "-c", _PRINTS_ITS_ID.format(path=path)])
@@ -300,7 +302,7 @@ def test_programs_are_killed_when_they_are_left(tmp_path: Path) -> None:
     wait_until(lambda: not is_running(pid), "the program is killed")
 
 
-def test_no_program_outlives_the_process_that_holds_it(tmp_path: Path) -> None:
+def test_program_is_killed_when_its_holder_process_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "id"
     holder = subprocess.Popen(
         [
@@ -319,14 +321,16 @@ def test_no_program_outlives_the_process_that_holds_it(tmp_path: Path) -> None:
     wait_until(lambda: not is_running(pid), "the program is killed")
 
 
-def test_a_program_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
+def test_program_exit_is_reported_with_status_and_log(tmp_path: Path) -> None:
     with Programs(tmp_path) as programs, pytest.raises(ProcessEnded, match="bad setting") as error:
         programs.start("one", ["sh", "-c", "echo bad setting >&2; exit 3"])
         programs.wait_listening([1])
     assert "status 3" in str(error.value)
 
 
-def test_ports_on_which_no_program_listens_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_names_ports_on_which_no_program_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(programs_module, "_WAIT_S", 0.0)
     port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as server, Programs(tmp_path) as programs:
@@ -347,7 +351,7 @@ def root() -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_short_comparison_verifies_every_message_and_leaves_nothing(
+def test_short_comparison_verifies_all_messages_and_removes_its_files(
     peer: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:

@@ -1,4 +1,4 @@
-"""The benchmark of the object space gives its figures; how much a save writes depends on the edits alone."""
+"""The object space benchmark reports its figures, and a save writes rows only for the edits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rt.cli.commands.bench import objects
 from rt.objects import CheckpointKind, MemoryStore, PersistedObjectSpace
 
 
-def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
+def test_small_run_reports_all_figures_and_removes_its_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         objects, ["--directory", str(tmp_path), "--rounds", "2", "--items", "1000", "--json"]
     )
@@ -26,7 +26,7 @@ def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_small_run_on_a_server_gives_the_same_figures_and_drops_its_schemas(
+def test_small_run_on_postgres_reports_all_figures_and_drops_its_schemas(
     postgres: PostgresServer,
 ) -> None:
     options = ["--rounds", "2", "--items", "1000", "--json", "--store", postgres.url]
@@ -39,7 +39,7 @@ def test_a_small_run_on_a_server_gives_the_same_figures_and_drops_its_schemas(
 
 
 @pytest.mark.parametrize("items", [100, 20_000])
-def test_ten_edits_cost_ten_rows_however_many_there_are(items: int) -> None:
+def test_ten_edits_write_same_number_of_rows_for_any_collection_size(items: int) -> None:
     store = MemoryStore()
     space = PersistedObjectSpace()
     listed, queue, held = space.create_list("l"), space.create_queue("q"), space.create_dictionary("d")

@@ -1,4 +1,4 @@
-"""The benchmark of the transport: verdicts on merged logs, pauses, memory, errors, merging alone."""
+"""Parts of the transport benchmark: audits of merged logs, pauses, memory, errors, merging alone."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def audit_dumbly(rows: Sequence[tuple[int, int]], published: dict[str, int]) -> 
     st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=8), max_size=5),
     st.dictionaries(st.sampled_from(NAMES), st.integers(0, 8)),
 )
-def test_an_audit_agrees_with_a_naive_one(runs, published) -> None:
+def test_audit_agrees_with_naive_audit(runs, published) -> None:
     rows = [row for run in runs for row in run]
     batches = [a_batch(run, 0) for run in runs]
     assert audit(batches, published) == audit_dumbly(rows, published)
 
 
-def test_a_merged_log_without_the_end_of_a_session_fails_the_audit(tmp_path: Path) -> None:
+def test_audit_counts_missing_messages_at_end_of_session(tmp_path: Path) -> None:
     paths = []
     for name, count in (("a", 30), ("b", 12)):
         with rt.Publisher(tmp_path, "s", publisher_id=name) as publisher:
@@ -92,7 +92,7 @@ def test_a_merged_log_without_the_end_of_a_session_fails_the_audit(tmp_path: Pat
 # Pauses and memory
 
 
-def test_the_longest_pause_counts_one_that_lasts_and_one_that_is_over() -> None:
+def test_longest_pause_counts_ended_and_ongoing_pauses() -> None:
     pauses = Pauses([0, 0], [0.0, 0.0])
     pauses.add([1, 0], 1.0)
     pauses.add([2, 1], 4.0)
@@ -103,11 +103,11 @@ def test_the_longest_pause_counts_one_that_lasts_and_one_that_is_over() -> None:
     assert pauses.longest_s == 5.0
 
 
-def test_shared_memory_of_processes_counts_once() -> None:
+def test_joint_peak_counts_shared_memory_once() -> None:
     assert joint_peak_mb([MemoryUsage(100, 30), MemoryUsage(60, 40)]) == 70 + 20 + 40
 
 
-def test_a_process_that_was_started_again_keeps_the_peak_of_the_one_before() -> None:
+def test_peak_memory_is_kept_after_process_restarts() -> None:
     peaks = Peaks()
     peaks.add(
         {
@@ -119,7 +119,7 @@ def test_a_process_that_was_started_again_keeps_the_peak_of_the_one_before() -> 
     assert (peaks.part_mb("data"), peaks.node_mb) == (200, 50 + 190 + 10)
 
 
-def test_a_child_and_its_memory_are_found_until_it_ends() -> None:
+def test_child_process_and_its_memory_are_found_until_it_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in ProcessTable().children(os.getpid())
         assert memory(child.pid).peak_mb > 0
@@ -148,7 +148,7 @@ def test_a_child_and_its_memory_are_found_until_it_ends() -> None:
         ),
     ],
 )
-def test_a_failure_is_one_line_that_names_a_file_with_all_logs(error, expected, tmp_path: Path) -> None:
+def test_failure_message_is_one_line_naming_file_with_all_logs(error, expected, tmp_path: Path) -> None:
     root, kept = tmp_path / "root", tmp_path / "kept"
     root.mkdir()
     kept.mkdir()
@@ -165,7 +165,7 @@ def test_a_failure_is_one_line_that_names_a_file_with_all_logs(error, expected, 
     assert "the log of publishers\n" in file.read_text()
 
 
-def test_a_success_keeps_no_logs(tmp_path: Path) -> None:
+def test_success_keeps_no_logs(tmp_path: Path) -> None:
     (tmp_path / "n1.log").write_text("")
     with logs_kept(tmp_path, str(tmp_path)):
         pass
@@ -175,7 +175,7 @@ def test_a_success_keeps_no_logs(tmp_path: Path) -> None:
 # Merging alone
 
 
-def test_the_orders_merge_all_that_the_sessions_hold_in_the_order_of_a_leader(tmp_path: Path) -> None:
+def test_merge_work_covers_all_session_messages_and_removes_merged_log(tmp_path: Path) -> None:
     paths = []
     for number in range(3):
         with rt.Publisher(tmp_path, "s", publisher_id=f"p{number}", roll_bytes=4096) as publisher:
@@ -191,7 +191,7 @@ def test_the_orders_merge_all_that_the_sessions_hold_in_the_order_of_a_leader(tm
     assert not (tmp_path / "merged").exists()
 
 
-def test_a_failed_merge_raises(tmp_path: Path) -> None:
+def test_failed_merge_raises_rt_error(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="p") as publisher:
         publisher.publish(b"x")
         publisher.flush()

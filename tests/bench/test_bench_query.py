@@ -1,4 +1,4 @@
-"""The benchmark of queries gives its figures."""
+"""The query benchmark reports all its figures and removes its files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rt.cli.commands.bench import queries
 
 
 @pytest.mark.slow
-def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
+def test_small_run_reports_all_figures_and_removes_its_files(tmp_path: Path) -> None:
     arguments = ["--directory", str(tmp_path), "--rounds", "2", "--queries", "20", "--users", "50", "--json"]
     result = CliRunner().invoke(queries, arguments)
     assert result.exit_code == 0, result.output

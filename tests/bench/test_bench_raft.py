@@ -1,4 +1,4 @@
-"""The benchmark of consensus runs, gives every figure, and leaves nothing behind."""
+"""The Raft benchmark runs, reports every figure and removes its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def figures(*arguments: str) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_three_nodes_give_every_figure_and_remove_their_files(tmp_path: Path) -> None:
+def test_three_nodes_report_all_figures_and_remove_their_files(tmp_path: Path) -> None:
     found = figures("--directory", str(tmp_path))
     assert list(found) == [
         "3 nodes: 200 B, one in flight, p50",
@@ -52,14 +52,14 @@ def test_three_nodes_give_every_figure_and_remove_their_files(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_one_node_gives_the_figures_of_one_node(tmp_path: Path) -> None:
+def test_single_node_reports_its_figures_and_removes_its_files(tmp_path: Path) -> None:
     found = figures("--directory", str(tmp_path), "--nodes", "1", "--part", "speed", "--part", "failover")
     assert len(found) == 6
     assert all(figure["median"] > 0 for figure in found.values())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_benchmark_is_found_by_its_entry_point() -> None:
+def test_raft_benchmark_is_listed_in_bench_help() -> None:
     result = CliRunner().invoke(bench, ["--help"])
     assert "raft" in result.stdout
     assert "not available" not in result.stdout

@@ -1,4 +1,4 @@
-"""The benchmark of the transport runs, gives every figure, and leaves nothing behind."""
+"""The transport benchmark runs, reports every figure and removes its files."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def is_as_it_must_be(name: str, median: float) -> bool:
     return median >= 0 if "subscriber" in name or "CPU of" in name else median > 0
 
 
-def test_the_stages_of_a_message_follow_each_other() -> None:
+def test_stage_lengths_of_message_are_never_negative() -> None:
     """A write that was seen late, after the one that follows it, makes no stage negative."""
     assert lengths_of(100, [110, 130, 125, 160]) == [10, 20, 0, 30, 60]
 
 
-def test_the_first_write_since_a_message_was_published_counts(tmp_path: Path) -> None:
+def test_write_times_return_first_log_write_since_publish_time(tmp_path: Path) -> None:
     (tmp_path / "log.0.0").touch()
     with WriteTimes({"publisher": [str(tmp_path)]}) as writes:
         begun_ns = time.time_ns()
@@ -173,7 +173,7 @@ def names(nodes: int) -> dict[str, list[str]]:
         ("offline-starts", 1),
     ],
 )
-def test_a_part_gives_every_figure_and_removes_its_files(part: str, nodes: int, root: Path) -> None:
+def test_each_part_reports_all_figures_and_removes_its_files(part: str, nodes: int, root: Path) -> None:
     """One node, where it is all the same: three cost three times as much to start."""
     found = figures(root, "--part", part, "--nodes", str(nodes))
     assert list(found) == names(nodes)[part]
@@ -181,16 +181,16 @@ def test_a_part_gives_every_figure_and_removes_its_files(part: str, nodes: int, 
     assert list(root.iterdir()) == []
 
 
-def test_every_part_is_tested() -> None:
+def test_expected_figures_cover_every_part_of_benchmark() -> None:
     assert {*names(3), "merging"} == set(PARTS)
 
 
-def test_a_backlog_that_does_not_fit_on_the_disk_is_refused_before_anything_starts(root: Path) -> None:
+def test_backlog_larger_than_free_disk_space_is_rejected(root: Path) -> None:
     result = CliRunner().invoke(bench, ["transport", "--part", "backlog", "--backlog-gb", "10000"])
     assert "no space for a backlog" in str(result.exception)
 
 
-def test_merging_alone_gives_every_figure_and_removes_its_files(root: Path) -> None:
+def test_merging_part_reports_all_figures_and_removes_its_files(root: Path) -> None:
     found = figures(root, "--part", "merging", "--merging-gb", "0.005")
     assert len(found) == 5
     assert all(median >= 0 for median in found.values()), found

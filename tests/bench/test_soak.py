@@ -1,4 +1,4 @@
-"""A short soak of real processes, by its command: what it prints, and what it leaves."""
+"""A short soak of real processes, run by its command: its figures and the files it removes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED, SECONDS = 12, 6.0
 KINDS: tuple[Kind, ...] = ("kill_data", "cut", "kill_publisher", "kill_subscriber", "configure")
 
 
-def test_a_short_soak_breaks_no_promise_says_what_it_did_and_leaves_nothing() -> None:
+def test_short_soak_breaks_no_promise_reports_its_figures_and_removes_its_files() -> None:
     faults = list(draw_faults(SEED, SECONDS, nodes=3, publishers=2, subscribers=4, kinds=KINDS))
     with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as root:  # Unix sockets want a short path.
         arguments = [

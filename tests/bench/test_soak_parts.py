@@ -1,4 +1,4 @@
-"""What a soak decides: which faults come when, what notes say, and whether a promise was broken."""
+"""Parts of a soak: the drawn faults, parsed notes, and verdicts on promises, memory and disk use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read(*items: Item) -> Received:
 # Faults
 
 
-def test_a_seed_decides_all_faults_and_another_one_others() -> None:
+def test_faults_are_determined_by_seed() -> None:
     def drawn(seed: int) -> list[object]:
         return list(draw_faults(seed, 600, nodes=3, publishers=3, subscribers=4))
 
@@ -66,7 +66,7 @@ def test_a_seed_decides_all_faults_and_another_one_others() -> None:
 
 
 @given(st.integers(0, 2**32), st.floats(1, 600))
-def test_faults_come_in_order_and_in_time_to_somebody_who_is_there(seed: int, seconds: float) -> None:
+def test_faults_are_in_order_within_duration_and_hit_valid_victims(seed: int, seconds: float) -> None:
     faults = list(draw_faults(seed, seconds, nodes=3, publishers=2, subscribers=4))
     assert faults == sorted(faults, key=lambda fault: fault.at_s)
     for fault in faults:
@@ -76,7 +76,7 @@ def test_faults_come_in_order_and_in_time_to_somebody_who_is_there(seed: int, se
         )
 
 
-def test_in_ten_minutes_every_kind_comes_and_where_only_some_are_wanted_no_other() -> None:
+def test_ten_minutes_of_faults_include_every_requested_kind_and_no_other() -> None:
     def kinds(*wanted: str) -> Counter[str]:
         faults = draw_faults(7, 600, nodes=3, publishers=3, subscribers=4, kinds=wanted or KINDS)  # type: ignore[arg-type]
         return Counter(fault.kind for fault in faults)
@@ -88,14 +88,14 @@ def test_in_ten_minutes_every_kind_comes_and_where_only_some_are_wanted_no_other
 # Notes
 
 
-def test_a_value_names_its_life_and_number_and_no_other() -> None:
+def test_value_yields_its_run_only_if_intact_and_number_matches() -> None:
     assert tag_of(value_of(12, 345), 345) == 12
     assert tag_of(value_of(12, 345), 346) is None
     assert tag_of(value_of(12, 345)[:-1], 345) is None
     assert tag_of(b"", 0) is None
 
 
-def test_what_was_noted_is_read_and_a_torn_line_was_not_noted() -> None:
+def test_notes_are_parsed_without_torn_last_line() -> None:
     text = "first 4\nflushed 9\nreplicated 5\nreplicated 8\nmerged 6\nflushed 1"
     assert read_published("p1", 7, text) == Published("p1", 7, 4, 9, 8, 6)
     assert read_published("p1", 7, "first 4\nended Fenced by p\n").ended_by == "Fenced by p"
@@ -106,7 +106,7 @@ def test_what_was_noted_is_read_and_a_torn_line_was_not_noted() -> None:
     assert read_received("own", 2, 0, "skip 1 4 \n").items == (Skipped(1, 4, ""),)
 
 
-def test_messages_in_a_row_are_one_run_and_a_value_of_nobody_is_told() -> None:
+def test_consecutive_messages_form_one_run_and_invalid_value_is_reported() -> None:
     def message(position: int, session: str, number: int, value: bytes) -> Message:
         return rt.Message(position, 0, session, 0, number, "", value)
 
@@ -121,7 +121,7 @@ def test_messages_in_a_row_are_one_run_and_a_value_of_nobody_is_told() -> None:
 # The verdict
 
 
-def test_what_kept_every_promise_is_not_blamed() -> None:
+def test_verdict_is_empty_if_every_promise_is_kept() -> None:
     assert broken(*RECEIVED) == []
 
 
@@ -155,7 +155,7 @@ def test_what_kept_every_promise_is_not_blamed() -> None:
         pytest.param(read(*STREAM, Run(9, "p1", 6, 3, 1)), "the log ends at 9", id="more than there is"),
     ],
 )
-def test_a_planted_failure_of_a_reader_is_found(received: Received, sentence: str) -> None:
+def test_planted_failure_of_reader_is_reported(received: Received, sentence: str) -> None:
     assert sentence in "\n".join(broken(received))
 
 
@@ -169,26 +169,26 @@ def test_a_planted_failure_of_a_reader_is_found(received: Received, sentence: st
         pytest.param(1, {"first": 3}, "began at 3, below 4", id="a number given twice"),
     ],
 )
-def test_a_planted_failure_of_a_session_is_found(at: int, change: dict[str, object], sentence: str) -> None:
+def test_planted_failure_of_session_is_reported(at: int, change: dict[str, object], sentence: str) -> None:
     lives = list(PUBLISHED)
     lives[at] = replace(lives[at], **change)  # type: ignore[arg-type]
     assert sentence in "\n".join(broken(*RECEIVED, published=tuple(lives)))
 
 
-def test_two_subscribers_that_were_told_different_streams_are_found() -> None:
+def test_subscribers_with_different_messages_at_same_position_are_reported() -> None:
     other = replace(OVERTAKEN, items=(Run(0, "p2", 0, 2, 2), *OVERTAKEN.items[1:]))
     assert "follows, life 1: position 0 is not what others had there" in broken(WHOLE, other)
 
 
 @pytest.mark.parametrize("first", [3, 7])
-def test_a_named_subscriber_that_resumes_before_its_acknowledgement_or_behind_what_it_had_is_found(
+def test_named_subscriber_resuming_outside_acknowledged_to_received_range_is_reported(
     first: int,
 ) -> None:
     resumed = replace(NAMED[1], items=(Run(first, "p2", first - 3, 2, 1),))
     assert f"named, life 2: resumed at {first}, not from 4 to 6" in broken(WHOLE, NAMED[0], resumed)
 
 
-def test_a_life_that_was_killed_before_it_noted_anything_breaks_nothing() -> None:
+def test_run_killed_before_its_first_note_breaks_no_promise() -> None:
     lives = (*PUBLISHED[:2], Published("p1", 9), PUBLISHED[2])
     assert broken(*RECEIVED, Received("own", 2, 9, ()), published=lives) == []
 
@@ -205,7 +205,7 @@ def samples(*medians: float, count: int = 20, age_s: float = 100) -> list[Memory
     ]
 
 
-def test_memory_that_grows_is_found_and_what_wanders_or_is_young_is_not() -> None:
+def test_memory_growth_is_reported_unless_small_or_process_is_young_or_samples_are_few() -> None:
     flat = {"n1 data": samples(50, 60, 70), "n1 control": samples(900, 60, 60)}
     assert list(judge_memory(flat, 300)) == []
     assert list(judge_memory({"n1 data": samples(50, 60, 130)}, 300)) == [
@@ -215,7 +215,7 @@ def test_memory_that_grows_is_found_and_what_wanders_or_is_young_is_not() -> Non
     assert list(judge_memory({"n1 data": samples(50, 60, 130, count=5)}, 300)) == []
 
 
-def test_a_merged_log_that_takes_more_than_the_policy_is_found() -> None:
+def test_merged_log_larger_than_retention_policy_is_reported() -> None:
     assert list(judge_disk({"n1": 100, "n2": 101}, 100, "the merged log")) == [
         "n2: the merged log took 101 bytes, 100 at most were to be kept"
     ]

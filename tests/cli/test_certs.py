@@ -1,4 +1,4 @@
-"""`rt certs`: what it prints where, how it exits, what it refuses."""
+"""`rt certs`: its output, its exit statuses, and the input that it rejects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_well(*arguments: object, **environment: str) -> Result:
     return result
 
 
-def test_init_and_issue_make_what_tls_takes(tmp_path: Path) -> None:
+def test_init_and_issue_write_files_accepted_by_tls(tmp_path: Path) -> None:
     pki = tmp_path / "pki"
     made = run_well("init", pki)
     assert made.stdout == ""
@@ -53,7 +53,7 @@ def test_init_and_issue_make_what_tls_takes(tmp_path: Path) -> None:
     assert "leases     g1 g2" in run_well("show", pki / "f1.crt").stdout
 
 
-def test_a_nodes_hosts_are_given_by_options(tmp_path: Path) -> None:
+def test_issue_adds_hosts_of_options_to_node_certificate(tmp_path: Path) -> None:
     run_well("init", tmp_path)
     run_well(
         *("issue", tmp_path, "--stream", "s", "--role", "node", "--name", "n1", "--loopback"),
@@ -64,7 +64,7 @@ def test_a_nodes_hosts_are_given_by_options(tmp_path: Path) -> None:
     assert shown["ip"] == ["10.0.0.1", "::2", "127.0.0.1", "::1"]
 
 
-def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
+def test_init_and_issue_read_options_from_environment(tmp_path: Path) -> None:
     run_well("init", tmp_path, RT_CERTS_INIT_DAYS="20")
     run_well(
         *("issue", tmp_path, "--name", "f1"),
@@ -78,7 +78,7 @@ def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
     assert (json.loads(leaf)["days_left"], json.loads(leaf)["dedup"]) == (2, ["d1", "d2"])
 
 
-def test_renew_is_needed_to_replace_a_pair(tmp_path: Path) -> None:
+def test_issue_replaces_existing_pair_only_with_renew_option(tmp_path: Path) -> None:
     run_well("init", tmp_path)
     arguments = ("issue", tmp_path, "--stream", "s", "--role", "operator", "--name", "o1")
     run_well(*arguments)
@@ -102,7 +102,9 @@ def test_renew_is_needed_to_replace_a_pair(tmp_path: Path) -> None:
         [],
     ],
 )
-def test_misuse_exits_with_2_and_writes_nothing(tmp_path: Path, options: list[str]) -> None:
+def test_issue_with_invalid_options_exits_with_2_and_writes_nothing(
+    tmp_path: Path, options: list[str]
+) -> None:
     run_well("init", tmp_path)
     before = sorted(tmp_path.iterdir())
     assert run("issue", tmp_path, "--stream", "s", "--name", "n1", *options).exit_code == 2
@@ -113,7 +115,9 @@ def test_misuse_exits_with_2_and_writes_nothing(tmp_path: Path, options: list[st
     "name", ["../x", "/etc/x", "..", ".x", "-x", "a/b", "", "a b", "a\n", "x" * 129, "ä"]
 )
 @pytest.mark.parametrize("option", ["--name", "--stream", "--dedup-id", "--lease"])
-def test_a_hostile_name_is_refused_and_writes_nothing(tmp_path: Path, option: str, name: str) -> None:
+def test_issue_raises_invalid_name_for_unsafe_name_and_writes_nothing(
+    tmp_path: Path, option: str, name: str
+) -> None:
     run_well("init", tmp_path / "pki")
     before = sorted(tmp_path.rglob("*"))
     names = {"--name": "f1", "--stream": "s", "--dedup-id": "d", option: name}
@@ -128,7 +132,7 @@ def test_a_hostile_name_is_refused_and_writes_nothing(tmp_path: Path, option: st
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_issue_without_ca_says_how_to_make_one(tmp_path: Path) -> None:
+def test_issue_without_ca_suggests_certs_init(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="rt certs init"):
         run("issue", tmp_path / "x", "--stream", "s", "--role", "operator", "--name", "o1")
 
@@ -146,7 +150,7 @@ def pki(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_show_says_who_for_how_long_and_by_whom(pki: Path) -> None:
+def test_show_prints_identity_validity_and_issuer(pki: Path) -> None:
     result = run_well("show", pki / "f1.crt")
     certificate = x509.load_pem_x509_certificate((pki / "f1.crt").read_bytes())
     lines = result.stdout.splitlines()
@@ -160,7 +164,7 @@ def test_show_says_who_for_how_long_and_by_whom(pki: Path) -> None:
     assert result.stderr == ""
 
 
-def test_show_prints_one_object_a_line(pki: Path) -> None:
+def test_show_prints_one_json_object_per_line(pki: Path) -> None:
     lines = run_well("show", "--json", pki / "f1.crt", pki / "late.crt", pki / "ca.crt").stdout.splitlines()
     leaf, late, ca = map(json.loads, lines)
     assert (leaf["who"], leaf["state"], leaf["problem"]) == ("rt://s/publisher/f1", "valid", None)
@@ -170,7 +174,7 @@ def test_show_prints_one_object_a_line(pki: Path) -> None:
     assert leaf.keys() == late.keys() == ca.keys()
 
 
-def test_show_prints_every_certificate_of_a_file(pki: Path) -> None:
+def test_show_prints_every_certificate_of_file(pki: Path) -> None:
     bundle = pki / "bundle"
     bundle.write_bytes(
         (pki / "f1.crt").read_bytes() + (pki / "f1.key").read_bytes() + (pki / "ca.crt").read_bytes()
@@ -181,7 +185,7 @@ def test_show_prints_every_certificate_of_a_file(pki: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["key", "empty", "garbage", "binary", "missing", "directory", "endless"])
-def test_show_names_a_file_without_certificate_and_prints_nothing_of_it(pki: Path, kind: str) -> None:
+def test_show_of_file_without_certificate_fails_and_prints_no_content(pki: Path, kind: str) -> None:
     path = pki / "it"
     match kind:
         case "key":
@@ -223,18 +227,18 @@ def strange(pki: Path, *names: x509.GeneralName, common_name: str = "x", start: 
     return path
 
 
-def test_a_certificate_of_another_kind_is_shown_with_its_problem(pki: Path) -> None:
+def test_show_prints_problem_of_certificate_without_valid_identity(pki: Path) -> None:
     shown = json.loads(run_well("show", "--json", strange(pki, x509.DNSName("h"))).stdout)
     assert (shown["who"], shown["role"], shown["dns"]) == ("CN=x", None, ["h"])
     assert "must name one identity" in shown["problem"]
     assert "problem" in run_well("show", strange(pki)).stdout
 
 
-def test_a_certificate_of_tomorrow_is_not_yet_valid(pki: Path) -> None:
+def test_show_reports_certificate_starting_tomorrow_as_not_yet_valid(pki: Path) -> None:
     assert json.loads(run_well("show", "--json", strange(pki, start=1)).stdout)["state"] == "not yet valid"
 
 
-def test_a_certificate_cannot_steer_the_terminal(pki: Path) -> None:
+def test_control_characters_of_certificate_are_escaped_in_output_and_errors(pki: Path) -> None:
     hostile = "\x1b[2J\n\rvalid\u202e"
     path = strange(pki, x509.DNSName("\x1b[2J\n"), common_name=hostile)
     for arguments in (["show", path], ["show", "--json", path]):
@@ -246,7 +250,7 @@ def test_a_certificate_cannot_steer_the_terminal(pki: Path) -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_certificates_that_expire_soon_are_renewed(tmp_path: Path) -> None:
+def test_renew_replaces_only_certificates_expiring_soon_or_named(tmp_path: Path) -> None:
     run_well("init", tmp_path)
     common = ("issue", tmp_path, "--stream", "s", "--role", "publisher")
     run_well(*common, "--name", "soon", "--days", 20)
@@ -262,7 +266,7 @@ def test_certificates_that_expire_soon_are_renewed(tmp_path: Path) -> None:
         run("renew", tmp_path, "nobody")
 
 
-def test_a_p12_is_for_browsers(tmp_path: Path) -> None:
+def test_issue_writes_p12_file_only_with_p12_option(tmp_path: Path) -> None:
     run_well("init", tmp_path)
     common = ("issue", tmp_path, "--stream", "s", "--role", "operator", "--name", "ops")
     assert run(*common, "--p12-password", "x").exit_code == 2

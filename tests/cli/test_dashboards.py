@@ -1,4 +1,4 @@
-"""`rt dashboards`: what it writes is what the chart has."""
+"""`rt dashboards` writes the monitoring files of the Helm chart, and the wheel contains them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rt.cli.main import cli
 ROOT = Path(__file__).parents[2]
 
 
-def test_dashboards_writes_the_files_of_the_chart(tmp_path: Path) -> None:
+def test_dashboards_writes_monitoring_files_of_chart(tmp_path: Path) -> None:
     result = CliRunner().invoke(dashboards, ["--out", str(tmp_path / "new")])
 
     assert (result.exit_code, result.stdout) == (0, "")
@@ -23,7 +23,7 @@ def test_dashboards_writes_the_files_of_the_chart(tmp_path: Path) -> None:
     assert CliRunner().invoke(dashboards, ["--out", str(tmp_path / "new")]).exit_code == 0
 
 
-def test_dashboards_replaces_a_file_that_differs_only_by_force(tmp_path: Path) -> None:
+def test_dashboards_replaces_modified_file_only_with_force(tmp_path: Path) -> None:
     (tmp_path / "rt.json").write_text("mine")
 
     refused = CliRunner().invoke(cli, ["dashboards", "--out", str(tmp_path)])
@@ -35,7 +35,7 @@ def test_dashboards_replaces_a_file_that_differs_only_by_force(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_dashboard_and_the_alert_rules(tmp_path: Path) -> None:
+def test_wheel_contains_dashboard_and_alert_rules(tmp_path: Path) -> None:
     from hatchling.builders.wheel import WheelBuilder
 
     [wheel] = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])

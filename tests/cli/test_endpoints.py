@@ -18,14 +18,14 @@ NODE_COMMANDS = ("export", "pub", "pull", "push", "rest", "status", "sub")
 
 
 @pytest.mark.parametrize("command", NODE_COMMANDS)
-def test_every_command_that_talks_to_nodes_has_the_same_options(command: str) -> None:
+def test_cluster_commands_share_connection_options(command: str) -> None:
     found = CliRunner().invoke(cli, [command, "--help"]).output
     for name in ("--endpoints HOST:PORT,...", "--ca FILE", "--cert FILE", "--key FILE"):
         assert name in found
 
 
 @pytest.mark.parametrize("command", ["rest", "status"])
-def test_a_malformed_endpoint_is_misuse(command: str) -> None:
+def test_malformed_endpoint_exits_with_2(command: str) -> None:
     arguments = ["/status"] if command == "rest" else []
     result = CliRunner().invoke(cli, [command, *arguments, "--endpoints", "n1", "--insecure"])
     assert (result.exit_code, "the port is missing (at --endpoints): got 'n1'" in result.stderr) == (2, True)
@@ -41,26 +41,26 @@ def test_a_malformed_endpoint_is_misuse(command: str) -> None:
     ],
     ids=["no JSON", "nested", "data that is not UTF-8", "target that is not UTF-8"],
 )
-def test_what_rest_cannot_send_is_misuse(arguments: list[str], said: str) -> None:
+def test_rest_with_invalid_json_or_utf8_exits_with_2(arguments: list[str], said: str) -> None:
     nodes = ["--endpoints", "localhost:1", "--insecure", "--connect-timeout", "0.1"]
     result = CliRunner().invoke(cli, ["rest", *arguments, *nodes])
     assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize("command", ["pub", "sub"])
-def test_the_variable_takes_the_same_list(command: str) -> None:
+def test_endpoints_variable_accepts_list_of_endpoints(command: str) -> None:
     result = CliRunner().invoke(
         cli, [command, "--path", ".", "--stream", "s"], env={f"RT_{command.upper()}_ENDPOINTS": "n1:1,n2:1"}
     )
     assert (result.exit_code, "--endpoints needs --ca, --cert and --key" in result.stderr) == (2, True)
 
 
-def test_without_endpoints_nothing_leaves_this_machine() -> None:
+def test_node_options_without_endpoints_return_no_endpoints_and_no_tls() -> None:
     assert NodeOptions("publisher").parse() == ((), None)
     assert NodeOptions("publisher", endpoints="").parse() == ((), None)
 
 
-def test_what_no_option_says_comes_from_the_sources_of_connect(
+def test_missing_node_options_are_read_from_sources_of_connect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     init_ca(tmp_path)
@@ -80,7 +80,9 @@ def test_what_no_option_says_comes_from_the_sources_of_connect(
         NodeOptions("operator", profile="prod").parse()
 
 
-def test_what_no_source_says_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_required_option_raises_usage_error_if_no_source_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for options, ask, missing in (
         (NodeOptions("publisher"), NodeOptions.path, "--path"),
         (NodeOptions("publisher"), NodeOptions.stream, "--stream"),

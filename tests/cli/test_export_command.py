@@ -1,4 +1,4 @@
-"""`rt export` without Spark: how far an export is, and what is refused before anything is started."""
+"""`rt export` without Spark: the status of a target, invalid input, and errors of Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["export", *map(str, arguments)])
 
 
-def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
+def test_status_of_target_is_printed_without_spark(tmp_path: Path) -> None:
     assert run(tmp_path, "--status").stdout == "nothing is exported yet\n"
     assert json.loads(run(tmp_path, "--status", "--json").stdout) is None
     target = ExportTarget(LocalFilesystem(str(tmp_path)))
@@ -63,7 +63,7 @@ def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
         (["--path", "/none"], 2, "does not exist"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_options_exit_with_2_and_create_no_target(
     tmp_path: Path, arguments: list[str], status: int, words: str
 ) -> None:
     found = run(tmp_path / "target", *arguments)
@@ -71,7 +71,7 @@ def test_what_cannot_be_meant_is_refused(
     assert not (tmp_path / "target").exists()
 
 
-def test_from_nodes_only_a_subscriber_exports(tmp_path: Path) -> None:
+def test_export_from_nodes_rejects_operator_certificate(tmp_path: Path) -> None:
     init_ca(tmp_path)
     cert, key = issue(tmp_path, Identity("s", "operator", "op"))[1:]
     files = ("--ca", tmp_path / "ca.crt", "--cert", cert, "--key", key)
@@ -80,7 +80,7 @@ def test_from_nodes_only_a_subscriber_exports(tmp_path: Path) -> None:
     assert "the role of the certificate cannot hold messages back" in found.stderr
 
 
-def test_a_target_that_is_a_file_is_refused_before_spark_starts(
+def test_target_that_is_a_file_is_rejected_before_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no Java"))
@@ -92,7 +92,7 @@ def test_a_target_that_is_a_file_is_refused_before_spark_starts(
     assert f"{tmp_path}/target is not a directory." in found.stderr
 
 
-def test_a_spark_that_does_not_start_is_one_line(tmp_path: Path) -> None:
+def test_spark_start_failure_is_reported_in_one_line_with_hint(tmp_path: Path) -> None:
     Feeds(tmp_path).close()
     program = "import sys; from rt.cli.main import main; sys.exit(main())"
     arguments = ["export", tmp_path / "target", "--path", tmp_path / "merged", "--master", "local[1]"]
@@ -126,7 +126,7 @@ def test_a_spark_that_does_not_start_is_one_line(tmp_path: Path) -> None:
         ("[GONE] It is gone.\nat x", "[GONE] It is gone. Try again."),
     ],
 )
-def test_an_error_of_spark_is_reported_with_its_cause(text: str, cause: str) -> None:
+def test_spark_error_is_reported_with_its_cause(text: str, cause: str) -> None:
     with pytest.raises(rt.RtError) as raised, spark_errors("it failed", "target", "Try again."):
         raise PySparkException(text)
     assert str(raised.value) == f"it failed (at target): got {cause}"

@@ -1,4 +1,4 @@
-"""`rt features`: levels of a cluster and its members, and how one is raised; against a node's REST views."""
+"""`rt features` lists feature levels of cluster and members, and raises one, over a node's REST views."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return run
 
 
-def test_the_levels_are_listed_and_when_to_raise(run: Any) -> None:
+def test_list_prints_levels_and_suggests_raise_if_all_members_know_next_level(run: Any) -> None:
     result, _ = run("list")
     assert result.exit_code == 0, result.output
     level, note, _, *rows = result.stdout.splitlines()
@@ -49,7 +49,7 @@ def test_the_levels_are_listed_and_when_to_raise(run: Any) -> None:
     assert [row.split() for row in rows][1:] == [[name, "1.2.3", "2"] for name in ("n1", "n2", "n3")]
 
 
-def test_without_a_level_that_all_know_nothing_is_to_be_raised(run: Any) -> None:
+def test_list_suggests_no_raise_if_a_member_does_not_know_next_level(run: Any) -> None:
     result, _ = run("list", "--json", latest=0)
     assert json.loads(result.stdout) == {
         "featureLevel": 1,
@@ -62,19 +62,19 @@ def test_without_a_level_that_all_know_nothing_is_to_be_raised(run: Any) -> None
     assert "raise" not in result.stdout
 
 
-def test_nodes_of_an_rt_without_feature_levels_have_level_1() -> None:
+def test_nodes_without_feature_levels_are_listed_with_level_1() -> None:
     level, _, _, row = _lines({"members": [{"name": "n1"}]})
     assert level == "feature level 1"
     assert row.split() == ["n1", "1"]
 
 
-def test_a_level_is_raised_if_all_members_know_it(run: Any) -> None:
+def test_raise_sets_level_if_all_members_know_it(run: Any) -> None:
     result, served = run("raise", "2")
     assert (result.exit_code, result.stdout) == (0, "The cluster has feature level 2.\n")
     assert served.data.follower.state.feature_level == 2
 
 
-def test_a_member_that_does_not_know_the_level_is_named(run: Any) -> None:
+def test_raise_fails_naming_member_without_the_level(run: Any) -> None:
     result, served = run("raise", "2", latest=1)
     assert result.exit_code != 0
     assert "(at member n3): got rt 1.2.3 with level 1 at most, expected level 2" in str(result.exception)

@@ -1,4 +1,4 @@
-"""`rt groups`: who handles what of a group, how far, and its end; against the REST views of a node."""
+"""`rt groups` lists, shows, resets and deletes groups, over the REST views of a node."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def run(pki: Path, tmp_path: Path) -> Callable[..., tuple[Result, Served]]:
     return run
 
 
-def test_all_groups_are_listed_with_their_lag_and_members(run: Any) -> None:
+def test_list_prints_all_groups_with_lag_and_members(run: Any) -> None:
     result, _ = run("list")
     assert result.exit_code == 0, result.output
     header, *rows = (line.split() for line in result.stdout.splitlines())
@@ -113,7 +113,7 @@ def test_all_groups_are_listed_with_their_lag_and_members(run: Any) -> None:
     assert [json.loads(line)["group"] for line in as_json.stdout.splitlines()] == ["old", "workers"]
 
 
-def test_a_group_is_shown_by_its_partitions(run: Any) -> None:
+def test_show_prints_position_lag_and_member_of_each_partition(run: Any) -> None:
     result, _ = run("show", "workers", "--json")
     assert result.exit_code == 0, result.output
     (found,) = map(json.loads, result.stdout.splitlines())
@@ -139,7 +139,7 @@ def test_a_group_is_shown_by_its_partitions(run: Any) -> None:
     assert "one of old, workers" in str(unknown.exception)
 
 
-def test_a_group_with_members_is_not_deleted_and_one_without_is(run: Any) -> None:
+def test_delete_removes_group_only_if_it_has_no_members(run: Any) -> None:
     refused, served = run("delete", "workers")
     assert "workers~0a1b" in str(refused.exception)
     assert {FIRST, SECOND, THIRD} <= served.data.follower.state.holds.keys()
@@ -151,7 +151,7 @@ def test_a_group_with_members_is_not_deleted_and_one_without_is(run: Any) -> Non
     assert {"sub", "late", "sub~other"} <= holds.keys(), "others keep theirs"
 
 
-def test_a_group_is_reset_to_a_position_unless_it_is_only_tried(run: Any, log: NodesLog) -> None:
+def test_reset_moves_group_to_position_unless_dry_run(run: Any, log: NodesLog) -> None:
     tried, served = run("reset", "old", "--to", "200", "--dry-run")
     assert tried.exit_code == 0, tried.output
     assert tried.stdout.splitlines()[1].split() == ["p000", "0", "200"]
@@ -166,7 +166,7 @@ def test_a_group_is_reset_to_a_position_unless_it_is_only_tried(run: Any, log: N
     ("to", "position"),
     [("earliest", 100), ("latest", 360), ("360", 360), ("2026-01-01", 250), ("2026-01-01T00:30:00Z", 250)],
 )
-def test_a_group_is_reset_to_an_end_of_the_log_or_a_time_also_back(
+def test_reset_accepts_earliest_latest_position_or_time(
     run: Any, log: NodesLog, to: str, position: int
 ) -> None:
     log.found = 250
@@ -185,7 +185,7 @@ def test_a_group_is_reset_to_an_end_of_the_log_or_a_time_also_back(
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_a_group_with_members_is_not_reset(run: Any, log: NodesLog, dry: list[str]) -> None:
+def test_reset_of_group_with_members_is_rejected(run: Any, log: NodesLog, dry: list[str]) -> None:
     refused, served = run("reset", "workers", "--to", "earliest", *dry)
     assert refused.exit_code == 1
     assert "workers~0a1b" in str(refused.exception)
@@ -193,20 +193,20 @@ def test_a_group_with_members_is_not_reset(run: Any, log: NodesLog, dry: list[st
 
 
 @pytest.mark.parametrize("to", ["99", "361"])
-def test_a_position_that_the_log_does_not_have_is_refused(run: Any, log: NodesLog, to: str) -> None:
+def test_reset_to_position_outside_log_is_rejected(run: Any, log: NodesLog, to: str) -> None:
     refused, served = run("reset", "old", "--to", to)
     assert "100 to 360" in str(refused.exception)
     assert served.data.follower.state.holds[OLD].position == 0
 
 
 @pytest.mark.parametrize("to", ["", "-1", "yesterday", "12:00", "1.5", "earliest ", "9" * 5000])
-def test_a_goal_that_is_none_is_misuse(run: Any, to: str) -> None:
+def test_reset_to_malformed_position_exits_with_2(run: Any, to: str) -> None:
     result, _ = run("reset", "old", "--to", to)
     assert result.exit_code == 2
     assert "--to" in result.output
 
 
-def test_a_member_that_starts_meanwhile_keeps_the_group_as_it_is(run: Any, log: NodesLog) -> None:
+def test_reset_and_delete_are_rejected_if_member_starts_meanwhile(run: Any, log: NodesLog) -> None:
     """The nodes decide: the command has seen no member."""
 
     def start_late(state: SequencerState) -> None:
@@ -225,6 +225,6 @@ def only(state: SequencerState, name: str) -> None:
     state.leases[name] = lease(MEMBER, 1)
 
 
-def test_a_cluster_without_groups_has_an_empty_list() -> None:
+def test_list_of_cluster_without_groups_is_empty() -> None:
     assert groups_in([], []) == []
     assert list(list_lines([])) == ["group  partitions  unhandled  members  lag  kept"]

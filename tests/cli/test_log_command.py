@@ -1,4 +1,4 @@
-"""`rt log`: what stat, dump, verify and compare print, and how they exit."""
+"""`rt log`: output and exit status of stat, dump, verify and compare."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def flip(path: Path, offset: int) -> None:
 # stat
 
 
-def test_stat_shows_each_segment_and_what_the_log_is(directory: Path) -> None:
+def test_stat_prints_each_segment_and_summary_of_log(directory: Path) -> None:
     with rt.Publisher(directory.parents[2], "s", publisher_id="feed") as publisher:
         publisher.publish(b"live", timestamp_ns=9 * SECOND)
         publisher.flush()
@@ -90,7 +90,7 @@ def test_stat_shows_each_segment_and_what_the_log_is(directory: Path) -> None:
     assert "3 segments kept, 1 trimmed; 7 messages, 3 to 10;" in lines[-1]
 
 
-def test_stat_prints_an_object_a_directory_for_machines(directory: Path) -> None:
+def test_stat_prints_one_json_object_per_directory(directory: Path) -> None:
     first, second = objects(run_well("log", "stat", "--json", directory, copy(directory)))
     assert first["directory"] == str(directory)
     assert (first["kind"], first["name"], first["start"], first["end"]) == ("session", "feed", 3, 9)
@@ -103,7 +103,7 @@ def test_stat_prints_an_object_a_directory_for_machines(directory: Path) -> None
     assert first["segments"] == second["segments"]
 
 
-def test_stat_of_what_is_no_log_fails(tmp_path: Path) -> None:
+def test_stat_of_directory_without_log_exits_with_1(tmp_path: Path) -> None:
     result = run("log", "stat", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.startswith("rt: no log directory")
@@ -113,7 +113,7 @@ def test_stat_of_what_is_no_log_fails(tmp_path: Path) -> None:
 # dump
 
 
-def test_dump_shows_messages_with_what_cannot_be_printed_escaped(tmp_path: Path) -> None:
+def test_dump_escapes_unprintable_characters_of_messages(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         for value, topic in (
             (b"plain \xc3\xa9", "t"),
@@ -145,20 +145,22 @@ def test_dump_shows_messages_with_what_cannot_be_printed_escaped(tmp_path: Path)
         (["--topic", "t0", "--limit", 2], [4, 6]),
     ],
 )
-def test_dump_shows_what_is_asked_for(directory: Path, options: list[object], numbers: list[int]) -> None:
+def test_dump_prints_only_messages_selected_by_options(
+    directory: Path, options: list[object], numbers: list[int]
+) -> None:
     lines = run_well("log", "dump", directory, *options).stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == numbers
     found = objects(run_well("log", "dump", directory, "--json", *options))
     assert [message["number"] for message in found] == numbers
 
 
-def test_dump_tells_what_is_trimmed_and_goes_on_behind_it(directory: Path) -> None:
+def test_dump_reports_trimmed_messages_and_continues_after_them(directory: Path) -> None:
     result = run_well("log", "dump", directory, "--from", 1)
     assert result.stderr == "rt: messages 1 to 2 are missing (size): continuing at 3\n"
     assert len(result.stdout.splitlines()) == 6
 
 
-def test_dump_from_beyond_the_end_is_misuse(directory: Path) -> None:
+def test_dump_from_beyond_end_exits_with_2(directory: Path) -> None:
     result = run("log", "dump", directory, "--from", 10)
     assert result.exit_code == 2
     assert "beyond the end" in result.stderr
@@ -166,13 +168,13 @@ def test_dump_from_beyond_the_end_is_misuse(directory: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--from", "--to"])
 @pytest.mark.parametrize("more", [[], ["--batches"]])
-def test_a_position_that_no_log_has_is_misuse(directory: Path, option: str, more: list[str]) -> None:
+def test_dump_with_position_out_of_range_exits_with_2(directory: Path, option: str, more: list[str]) -> None:
     result = run("log", "dump", directory, option, 2**63, *more)
     assert result.exit_code == 2
     assert f"'{option}': {2**63} is not in the range" in result.stderr
 
 
-def test_dump_prints_envelopes_for_machines(tmp_path: Path) -> None:
+def test_dump_prints_message_envelopes_as_json(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish('quote " \u2028 é'.encode(), topic='a"b', timestamp_ns=7)
         publisher.publish(b"\xff\x00", timestamp_ns=8)
@@ -198,7 +200,7 @@ def test_dump_prints_envelopes_for_machines(tmp_path: Path) -> None:
     ]
 
 
-def test_dump_shows_batches_of_sessions_and_merged_logs(directory: Path, tmp_path: Path) -> None:
+def test_dump_prints_batches_of_sessions_and_merged_logs(directory: Path, tmp_path: Path) -> None:
     with MergedLogBuilder(tmp_path / "merged", cluster_id=bytes(16), stream="s") as merged:
         merged.merge(directory, segment=SegmentId(1, 0), skip=1)
         merged.merge(directory, segment=SegmentId(2, 0))
@@ -224,7 +226,7 @@ def test_dump_shows_batches_of_sessions_and_merged_logs(directory: Path, tmp_pat
     assert run("log", "dump", merged.path, "--batches", "--follow").exit_code == 2
 
 
-def test_dump_of_a_damaged_log_shows_what_precedes_and_fails(directory: Path) -> None:
+def test_dump_of_corrupt_log_prints_preceding_messages_and_exits_with_1(directory: Path) -> None:
     flip(directory / "log.2.0", 100)
     for options in ([], ["--batches"]):
         result = run("log", "dump", directory, *options)
@@ -236,7 +238,7 @@ def test_dump_of_a_damaged_log_shows_what_precedes_and_fails(directory: Path) ->
 # verify
 
 
-def test_verify_of_whole_logs_is_status_0(directory: Path) -> None:
+def test_verify_of_intact_logs_exits_with_0(directory: Path) -> None:
     result = run_well("log", "verify", directory, copy(directory))
     first, second = result.stdout.splitlines()
     assert first.startswith(f"{directory}: intact: session feed")
@@ -245,7 +247,9 @@ def test_verify_of_whole_logs_is_status_0(directory: Path) -> None:
     assert result.stderr == ""
 
 
-def test_verify_names_damage_in_any_directory_and_is_status_1(directory: Path, tmp_path: Path) -> None:
+def test_verify_names_corrupt_segment_of_any_directory_and_exits_with_1(
+    directory: Path, tmp_path: Path
+) -> None:
     bad = copy(directory, "bad")
     flip(bad / "log.1.0", 70)
     empty = tmp_path / "empty"
@@ -259,7 +263,7 @@ def test_verify_names_damage_in_any_directory_and_is_status_1(directory: Path, t
     assert result.stderr.startswith(f"rt: no log directory (at {empty})")
 
 
-def test_verify_prints_an_object_a_directory_for_machines(directory: Path) -> None:
+def test_verify_prints_one_json_object_per_directory(directory: Path) -> None:
     flip(directory / "log.1.0", 70)
     result = run("log", "verify", "--json", directory)
     assert result.exit_code == 1
@@ -274,7 +278,7 @@ def test_verify_prints_an_object_a_directory_for_machines(directory: Path) -> No
     )
 
 
-def test_verify_of_a_torn_tail_is_status_0_and_says_so(tmp_path: Path) -> None:
+def test_verify_of_torn_tail_exits_with_0_and_prints_note(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish(b"value")
     with (Path(publisher.directory) / "log.0.0").open("ab") as newest:
@@ -287,7 +291,7 @@ def test_verify_of_a_torn_tail_is_status_0_and_says_so(tmp_path: Path) -> None:
 # compare
 
 
-def test_compare_of_copies_is_status_0(directory: Path) -> None:
+def test_compare_of_identical_copies_exits_with_0(directory: Path) -> None:
     result = run_well("log", "compare", directory, copy(directory))
     assert result.stdout.splitlines()[-1].startswith("no difference in ")
     (found,) = objects(run_well("log", "compare", "--json", directory, directory.parent / "copy"))
@@ -297,7 +301,7 @@ def test_compare_of_copies_is_status_0(directory: Path) -> None:
     assert [log["trimmed"] for log in found["logs"]] == [["log.0.0"]] * 2
 
 
-def test_compare_names_the_first_difference_and_is_status_1(directory: Path) -> None:
+def test_compare_names_first_difference_and_exits_with_1(directory: Path) -> None:
     other = copy(directory, "other")
     flip(other / "log.2.0", 77)
     result = run("log", "compare", directory, other)
@@ -309,7 +313,7 @@ def test_compare_names_the_first_difference_and_is_status_1(directory: Path) -> 
     assert (difference["segment"], difference["offset"], difference["position"]) == ("log.2.0", 77, 6)
 
 
-def test_compare_of_one_directory_is_misuse(directory: Path) -> None:
+def test_compare_of_single_directory_exits_with_2(directory: Path) -> None:
     assert run("log", "compare", directory).exit_code == 2
 
 
@@ -326,7 +330,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int, bytes]]:
 @pytest.mark.parametrize(
     "command", [["stat"], ["dump"], ["dump", "--batches"], ["verify"], ["compare", "COPY"]]
 )
-def test_nothing_is_written_even_while_a_publisher_holds_the_directory(
+def test_log_commands_write_nothing_while_publisher_holds_directory(
     directory: Path, command: list[str]
 ) -> None:
     with rt.Publisher(directory.parents[2], "s", publisher_id="feed", fsync="never") as publisher:
@@ -343,7 +347,7 @@ def test_nothing_is_written_even_while_a_publisher_holds_the_directory(
 
 
 @pytest.mark.slow
-def test_dump_follows_a_log_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_dump_follows_log_until_interrupted(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish(b"first")
         publisher.flush()
@@ -362,7 +366,7 @@ def test_dump_follows_a_log_until_it_is_interrupted(tmp_path: Path) -> None:
             assert process.stderr.read() == ""
 
 
-def test_a_directory_that_cannot_be_reached_is_not_called_missing(
+def test_unreachable_directory_is_not_reported_as_missing(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/var/lib/rt belongs to the user of the node: others may not look into it."""

@@ -1,4 +1,4 @@
-"""The command `rt`: finding subcommands, exit statuses, what goes to stderr."""
+"""The command `rt`: loading of subcommands, exit statuses, standard streams and logging."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _logging_is_put_back() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
 
 
-def test_help_lists_every_command_with_a_line_about_it() -> None:
+def test_help_lists_commands_with_description() -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert result.stderr == ""
@@ -61,7 +61,7 @@ def test_help_lists_every_command_with_a_line_about_it() -> None:
         assert "not available" not in line
 
 
-def test_a_broken_service_does_not_break_the_others(services: Callable[..., None]) -> None:
+def test_broken_command_leaves_other_commands_usable(services: Callable[..., None]) -> None:
     services(broken=None, whole=lambda: click.echo("done"))
     result = run("--help")
     assert result.exit_code == 0
@@ -73,7 +73,7 @@ def test_a_broken_service_does_not_break_the_others(services: Callable[..., None
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["deep", "--option", "7"]])
-def test_a_broken_service_says_why_when_it_is_called(
+def test_broken_command_reports_load_error_when_called(
     services: Callable[..., None], arguments: list[str]
 ) -> None:
     services(broken=None)
@@ -84,7 +84,7 @@ def test_a_broken_service_says_why_when_it_is_called(
     assert "services_of_test" in result.stderr
 
 
-def test_an_entry_point_that_is_no_command_says_so(
+def test_entry_point_without_click_command_is_reported(
     services: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services(broken=None)
@@ -111,7 +111,7 @@ def raising(error: BaseException) -> Callable[[], object]:
         (BrokenPipeError(), 0, ""),
     ],
 )
-def test_what_goes_wrong_is_one_line_and_an_exit_status(
+def test_errors_print_at_most_one_line_and_set_exit_status(
     services: Callable[..., None],
     capfd: pytest.CaptureFixture[str],
     error: BaseException,
@@ -123,14 +123,14 @@ def test_what_goes_wrong_is_one_line_and_an_exit_status(
     assert capfd.readouterr().err == text
 
 
-def test_a_defect_of_ours_is_not_hidden(services: Callable[..., None]) -> None:
+def test_assertion_error_is_propagated(services: Callable[..., None]) -> None:
     services(work=raising(AssertionError("a defect")))
     with pytest.raises(AssertionError, match="a defect"):
         main(["work"])
 
 
 @pytest.mark.parametrize("arguments", [["nope"], ["--nope"], ["sub", "--nope"], ["pub"], ["log", "verify"]])
-def test_misuse_is_exit_status_2(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_exit_with_2(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     out, err = capfd.readouterr()
     assert out == ""
@@ -150,7 +150,7 @@ def test_misuse_is_exit_status_2(arguments: list[str], capfd: pytest.CaptureFixt
         ("pub --path d --stream s --quiet <&-", "stdin or stdout is closed: got Bad file descriptor"),
     ],
 )
-def test_a_standard_stream_that_is_closed_or_full_is_one_line(
+def test_closed_or_full_standard_stream_is_reported_in_one_line(
     redirected: str, expected: str, tmp_path: Path
 ) -> None:
     assert run("certs", "init", str(tmp_path)).exit_code == 0
@@ -163,14 +163,14 @@ def test_a_standard_stream_that_is_closed_or_full_is_one_line(
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"rt: {expected}\n")
 
 
-def test_files_do_not_get_the_descriptor_of_a_closed_stderr(tmp_path: Path) -> None:
+def test_opened_files_never_get_descriptor_of_closed_stderr(tmp_path: Path) -> None:
     program = "import os; from rt.cli.main import main; main(['--version']); print(os.open('/', os.O_RDONLY))"
     command = ["/bin/sh", "-c", f'{sys.executable} -c "{program}" 2>&- <&-']
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert int(ended.stdout.split()[-1]) > 2
 
 
-def test_the_version_is_the_packages() -> None:
+def test_version_option_prints_package_version() -> None:
     assert run("--version").stdout == f"rt {rt.__version__}\n"
 
 
@@ -184,7 +184,7 @@ def log_something() -> None:
         logger.exception("it failed")
 
 
-def test_logs_go_to_stderr_as_text(services: Callable[..., None]) -> None:
+def test_logs_are_written_to_stderr_as_text(services: Callable[..., None]) -> None:
     services(work=log_something)
     result = run("work")
     assert result.stdout == ""
@@ -194,7 +194,7 @@ def test_logs_go_to_stderr_as_text(services: Callable[..., None]) -> None:
     assert traceback[-1] == "ValueError: why"
 
 
-def test_logs_go_to_stderr_as_json_one_object_a_line(services: Callable[..., None]) -> None:
+def test_logs_are_written_to_stderr_as_one_json_object_per_line(services: Callable[..., None]) -> None:
     services(work=log_something)
     result = run("--log-format", "json", "--log-level", "INFO", "work")
     entries = [json.loads(line) for line in result.stderr.splitlines()]
@@ -208,21 +208,21 @@ def test_logs_go_to_stderr_as_json_one_object_a_line(services: Callable[..., Non
     assert "ValueError: why" in entries[2]["exception"]
 
 
-def test_options_can_be_set_in_the_environment(services: Callable[..., None]) -> None:
+def test_log_level_is_read_from_environment_unless_given_as_option(services: Callable[..., None]) -> None:
     services(work=log_something)
     assert "quiet thing" not in run("work").stderr
     assert "quiet thing" in run("work", RT_LOG_LEVEL="info").stderr
     assert "quiet thing" not in run("--log-level", "error", "work", RT_LOG_LEVEL="info").stderr
 
 
-def test_a_failure_is_logged_with_its_traceback_when_asked_for(services: Callable[..., None]) -> None:
+def test_failure_is_logged_with_traceback_at_debug_level(services: Callable[..., None]) -> None:
     services(work=raising(RtError("it failed")))
     assert "Traceback" not in run("work").stderr
     assert "Traceback" in run("--log-level", "debug", "work").stderr
 
 
 @pytest.mark.slow
-def test_importing_the_command_loads_no_subcommand() -> None:
+def test_importing_main_loads_no_subcommand() -> None:
     code = (
         "import sys, rt.cli.main; print(*sorted(name for name in sys.modules if name.startswith('rt.cli.')))"
     )
@@ -235,7 +235,7 @@ def test_importing_the_command_loads_no_subcommand() -> None:
 
 
 @pytest.mark.slow
-def test_the_package_runs_as_a_module() -> None:
+def test_package_runs_as_module() -> None:
     command = [sys.executable, "-m", "rt", "log", "stat", "/"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""`rt member`: what it lists, asks for and says at the end; against a node's REST views."""
+"""`rt member` lists members, requests changes and reports their end, over a node's REST views."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(pki: Path, tmp_path: Path) -> Callable[..., tuple[Result, Served]]:
     return run
 
 
-def test_the_members_are_listed_with_the_change_that_is_under_way(run: Any) -> None:
+def test_list_prints_members_and_change_in_progress(run: Any) -> None:
     result, _ = run("list", request=MemberRequest(3, "n4", "n4.example:7000", "n1"))
     assert result.exit_code == 0, result.output
     head, *rows = result.output.splitlines()
@@ -55,32 +55,32 @@ def test_the_members_are_listed_with_the_change_that_is_under_way(run: Any) -> N
     assert rows[-1] == "change 3: replace n1 by n4"
 
 
-def test_the_list_says_why_the_last_change_was_not_carried_out_whole(run: Any) -> None:
+def test_list_prints_reason_for_incomplete_last_change(run: Any) -> None:
     result, _ = run("list", settled=SettledMembers(2, "an operator cancelled it"))
     assert result.output.splitlines()[-1] == ("change 2 was not carried out whole: an operator cancelled it")
 
 
-def test_the_list_is_json_if_asked_for(run: Any) -> None:
+def test_list_prints_json_with_json_option(run: Any) -> None:
     result, _ = run("list", "--json", settled=SettledMembers(2, ""))
     said = json.loads(result.output)
     assert [one["name"] for one in said["members"]] == ["n1", "n2", "n3"]
     assert (said["memberChange"], said["settledMemberChange"]) == (None, {"number": 2, "why": ""})
 
 
-def test_a_change_is_requested_and_its_end_waited_for(run: Any) -> None:
+def test_add_requests_change_and_waits_for_its_end(run: Any) -> None:
     result, served = run("add", "n4", "n4.example:7000", settled=SettledMembers(1, ""))
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == ["Change 1 has started: add n4.", "Done."]
     assert served.data.follower.state.member_request == MemberRequest(1, "n4", "n4.example:7000", "")
 
 
-def test_a_change_that_was_not_carried_out_whole_fails_and_says_why(run: Any) -> None:
+def test_incomplete_change_raises_member_change_failed_with_reason(run: Any) -> None:
     result, _ = run("remove", "n3", settled=SettledMembers(1, "n3 is the only voter: add another node first"))
     assert isinstance(result.exception, MemberChangeFailed)
     assert result.exception.got == "n3 is the only voter: add another node first"
 
 
-def test_a_change_that_ended_long_ago_is_not_taken_for_this_one(run: Any) -> None:
+def test_replace_ignores_end_of_earlier_change(run: Any) -> None:
     result, served = run("replace", "n3", "n4", "n4.example:7000", "--no-wait", settled=SettledMembers(0, ""))
     assert result.output == "Change 1 has started: replace n3 by n4.\n"
     assert served.data.follower.state.member_request == MemberRequest(1, "n4", "n4.example:7000", "n3")
@@ -97,7 +97,7 @@ def test_a_change_that_ended_long_ago_is_not_taken_for_this_one(run: Any) -> Non
         (("cancel",), MEMBER_CHANGES, "no change of members is being carried out"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_nodes_words(
+def test_invalid_change_is_rejected_with_message_of_node(
     run: Any, arguments: tuple[str, ...], level: int, said: str
 ) -> None:
     result, _ = run(*arguments, level=level)

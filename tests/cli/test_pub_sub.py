@@ -1,4 +1,4 @@
-"""`rt pub` and `rt sub`: what goes in comes out, in every format, and what must not go through does not."""
+"""`rt pub` and `rt sub` round-trip messages in every format and reject invalid input and options."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Log]:
 # Lines
 
 
-def test_lines_come_back_byte_for_byte(log: Log) -> None:
+def test_lines_round_trip_byte_for_byte(log: Log) -> None:
     text = b"first\n\nthird \xff\x00\r\nwindows\r\n \n"
     log.pub_well("--topic", "t", stdin=text)
     assert log.sub_well() == text
@@ -108,25 +108,25 @@ def test_lines_come_back_byte_for_byte(log: Log) -> None:
 
 @settings(max_examples=20)
 @given(text=st.binary(max_size=200).map(lambda text: text.replace(b"a", b"\n") + b"\n"))
-def test_any_lines_come_back_byte_for_byte(fresh: Callable[[], Log], text: bytes) -> None:
+def test_random_lines_round_trip_byte_for_byte(fresh: Callable[[], Log], text: bytes) -> None:
     log = fresh()
     log.pub_well(stdin=text)
     assert log.sub_well() == text
 
 
-def test_a_last_line_without_newline_is_a_message_too(log: Log) -> None:
+def test_last_line_without_newline_is_published(log: Log) -> None:
     log.pub_well(stdin=b"a\nb")
     assert log.sub_well() == b"a\nb\n"
 
 
-def test_nothing_in_is_nothing_out(log: Log) -> None:
+def test_empty_input_publishes_no_messages(log: Log) -> None:
     result = log.pub_well("--json", stdin=b"")
     assert json.loads(result.stdout)["messages"] == 0
     assert json.loads(result.stdout)["first"] is None
     assert log.sub_well() == b""
 
 
-def test_lines_that_cross_reads_stay_whole(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_split_across_reads_stay_whole(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"".join(b"%d" % number * (number % 7) + b"\n" for number in range(300))
     for size in (1, 2, 3, 64):
         monkeypatch.setattr(parsers, "READ_BYTES", size)
@@ -135,14 +135,14 @@ def test_lines_that_cross_reads_stay_whole(log: Log, monkeypatch: pytest.MonkeyP
         assert one.sub_well() == text
 
 
-def test_several_files_are_published_one_behind_the_other(log: Log, tmp_path: Path) -> None:
+def test_input_files_and_stdin_are_published_in_argument_order(log: Log, tmp_path: Path) -> None:
     for name, text in (("one", b"1\n2"), ("two", b"3\n")):
         (tmp_path / name).write_bytes(text)
     log.pub_well(tmp_path / "one", "-", tmp_path / "two", stdin=b"stdin\n")
     assert log.sub_well() == b"1\n2\nstdin\n3\n"
 
 
-def test_a_line_above_the_limit_is_named_and_what_precedes_it_is_published(
+def test_pub_fails_at_line_above_size_limit_and_keeps_earlier_lines(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parsers, "MESSAGE_BYTES_MAX", 100)
@@ -157,7 +157,7 @@ def test_a_line_above_the_limit_is_named_and_what_precedes_it_is_published(
 # Summary
 
 
-def test_the_summary_says_what_was_published(log: Log) -> None:
+def test_pub_summary_reports_published_messages_unless_quiet(log: Log) -> None:
     log.pub_well(stdin=b"a\n")
     result = log.pub_well("--json", stdin=b"bb\ncc\n")
     summary = json.loads(result.stdout)
@@ -185,7 +185,7 @@ def test_the_summary_says_what_was_published(log: Log) -> None:
     assert (quiet.stdout, quiet.stderr) == ("", "")
 
 
-def test_options_may_come_from_the_environment(tmp_path: Path) -> None:
+def test_pub_and_sub_read_options_from_environment(tmp_path: Path) -> None:
     run_well(
         *("pub", "--topic", "stronger"),
         stdin=b'{"value": "a"}\n',
@@ -205,7 +205,7 @@ def test_options_may_come_from_the_environment(tmp_path: Path) -> None:
 # JSON
 
 
-def test_json_lines_come_back_byte_for_byte(log: Log) -> None:
+def test_json_lines_round_trip_byte_for_byte(log: Log) -> None:
     text = b'{"a": 1}\n[1,2 , 3]\r\n"\\u00e9 \xc3\xa9"\n  null  \n1e5\n' + b"9" * 5000 + b"\n"
     log.pub_well("--format", "json", stdin=text)
     assert log.sub_well("--format", "json") == text
@@ -214,7 +214,7 @@ def test_json_lines_come_back_byte_for_byte(log: Log) -> None:
 @pytest.mark.parametrize(
     "bad", [b"{", b"", b"nope", b"NaN", b"[Infinity]", b'"\xff"', b"1 2", b"[" * 100_000, b"{'a': 1}"]
 )
-def test_a_line_that_is_no_json_ends_it_there(log: Log, tmp_path: Path, bad: bytes) -> None:
+def test_pub_fails_at_invalid_json_line_and_keeps_earlier_lines(log: Log, tmp_path: Path, bad: bytes) -> None:
     (tmp_path / "in").write_bytes(b"1\n2\n" + bad + b"\n4\n")
     result = log.pub("--format", "json", "--json", tmp_path / "in")
     assert result.exit_code == 1
@@ -223,7 +223,7 @@ def test_a_line_that_is_no_json_ends_it_there(log: Log, tmp_path: Path, bad: byt
     assert log.sub_well() == b"1\n2\n"
 
 
-def test_topics_and_timestamps_come_from_fields(log: Log) -> None:
+def test_json_fields_set_topic_and_timestamp(log: Log) -> None:
     lines = [
         {"topic": "a", "at": 5},
         {"topic": "a", "at": "1970-01-01T00:00:01.5Z"},
@@ -256,7 +256,7 @@ def test_topics_and_timestamps_come_from_fields(log: Log) -> None:
         '{"t": "x", "at": 99999999999999999999}',
     ],
 )
-def test_a_field_that_is_missing_or_says_nonsense_ends_it_there(log: Log, bad: str) -> None:
+def test_pub_fails_at_missing_or_invalid_json_field_and_keeps_earlier_lines(log: Log, bad: str) -> None:
     text = '{"t": "x", "at": 1}\n' + bad + "\n"
     result = log.pub("--format", "json", "--topic-field", "t", "--timestamp-field", "at", stdin=text.encode())
     assert result.exit_code == 1
@@ -279,7 +279,7 @@ values = st.lists(
 
 @settings(max_examples=15)
 @given(messages=values)
-def test_envelopes_come_back_with_topic_time_value_and_headers(
+def test_envelopes_round_trip_topic_timestamp_value_and_headers(
     fresh: Callable[[], Log], messages: list[tuple[bytes, str, int, Headers]]
 ) -> None:
     first, second = fresh(), fresh()
@@ -303,7 +303,7 @@ def test_envelopes_come_back_with_topic_time_value_and_headers(
         *('{"value": "a", "headers": [{"key": "", "value": ""}]}', '{"value": "a", "headers": [["k", "v"]]}'),
     ],
 )
-def test_what_is_no_envelope_ends_it_there(log: Log, bad: str) -> None:
+def test_pub_fails_at_invalid_envelope_and_keeps_earlier_lines(log: Log, bad: str) -> None:
     text = '{"value": "a"}\n{"value_base64": "/w==", "topic": "t", "more": []}\n' + bad + "\n"
     result = log.pub("--format", "json", "--envelope", stdin=text.encode())
     assert result.exit_code == 1
@@ -325,7 +325,7 @@ cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 @given(
     rows=st.integers(1, 4).flatmap(lambda width: st.lists(st.lists(cells, min_size=width, max_size=width)))
 )
-def test_csv_comes_back_as_equal_rows(fresh: Callable[[], Log], rows: list[list[str]]) -> None:
+def test_csv_rows_round_trip(fresh: Callable[[], Log], rows: list[list[str]]) -> None:
     log = fresh()
     header = [f"column {index}" for index in range(len(rows[0]) if rows else 1)]
     text = io.StringIO()
@@ -334,7 +334,7 @@ def test_csv_comes_back_as_equal_rows(fresh: Callable[[], Log], rows: list[list[
     assert rows_of(log.sub_well("--format", "csv")) == ([header, *rows] if rows else [])
 
 
-def test_a_csv_record_is_an_object_of_strings(log: Log) -> None:
+def test_csv_record_becomes_json_object_of_strings(log: Log) -> None:
     text = '\ufeffname,"size, mm",at\r\nnut,"a ""b""\nc",7\r\n\r\nbolt,,1970-01-01T00:00:00Z\r\n'
     log.pub_well("--format", "csv", "--topic-column", "name", "--timestamp-column", "at", stdin=text.encode())
     with rt.LogReader(log.directory) as reader:
@@ -344,7 +344,7 @@ def test_a_csv_record_is_an_object_of_strings(log: Log) -> None:
         ]
 
 
-def test_csv_without_a_header_is_called_by_its_places(log: Log) -> None:
+def test_csv_without_header_uses_column_numbers_as_keys(log: Log) -> None:
     log.pub_well("--format", "csv", "--no-header", "--topic-column", "2", stdin=b"a,b\nc,d\n")
     assert [(topic, json.loads(value)) for topic, value in log.messages()] == [
         ("b", {"1": "a", "2": "b"}),
@@ -364,7 +364,7 @@ def test_csv_without_a_header_is_called_by_its_places(log: Log) -> None:
         (b"a,a\n1,2\n", 1, 0),
     ],
 )
-def test_a_bad_row_is_named_and_nothing_after_it_is_published(
+def test_pub_fails_at_invalid_csv_row_and_keeps_earlier_rows(
     log: Log, tmp_path: Path, text: bytes, line: int, published: int
 ) -> None:
     (tmp_path / "in.csv").write_bytes(text)
@@ -376,13 +376,13 @@ def test_a_bad_row_is_named_and_nothing_after_it_is_published(
     assert len(log.messages()) == published
 
 
-def test_a_column_that_is_not_there_is_named(log: Log) -> None:
+def test_pub_fails_and_lists_columns_if_topic_column_is_missing(log: Log) -> None:
     result = log.pub("--format", "csv", "--topic-column", "c", stdin=b"a,b\n1,2\n")
     assert result.exit_code == 1
     assert "the column is missing (at stdin, line 1): got a, b, expected c" in result.stderr
 
 
-def test_csv_out_needs_the_same_keys_or_chosen_columns(log: Log) -> None:
+def test_csv_output_needs_equal_keys_or_selected_columns(log: Log) -> None:
     log.pub_well(stdin=b'{"a": 1, "b": null}\n{"b": [true], "a": "x"}\n{"a": 2}\n{"a": 3, "b": 4}\n')
     result = log.sub("--format", "csv")
     assert result.exit_code == 1
@@ -394,7 +394,7 @@ def test_csv_out_needs_the_same_keys_or_chosen_columns(log: Log) -> None:
 @pytest.mark.parametrize(
     ("style", "bad"), [("json", b"{"), ("json", b"[\n]"), ("csv", b"7"), ("csv", b"{"), ("csv", b"\xff")]
 )
-def test_a_value_that_the_format_cannot_hold_is_named_by_position(log: Log, style: str, bad: bytes) -> None:
+def test_sub_fails_at_position_of_value_invalid_for_format(log: Log, style: str, bad: bytes) -> None:
     with rt.Publisher(log.root, "s", publisher_id="feed") as publisher:
         for value in (b'{"a":"1"}', b'{"a":"2"}', bad, b'{"a":"3"}'):
             publisher.publish(value)
@@ -413,7 +413,7 @@ def tree(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_files_come_back_byte_for_byte(log: Log, tmp_path: Path) -> None:
+def test_files_round_trip_byte_for_byte(log: Log, tmp_path: Path) -> None:
     source = tmp_path / "source"
     made = {"b": b"two\n", "a/x": b"", "a/y/z z": os.urandom(300_000), "c é": b"\x00\xff", ".hidden": b"h"}
     for name, content in made.items():
@@ -428,7 +428,9 @@ def test_files_come_back_byte_for_byte(log: Log, tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == made | {"link": b"two\n", "single": b"one"}
 
 
-def test_a_file_above_the_limit_is_named(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pub_fails_at_file_above_size_limit_and_keeps_earlier_files(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a", "b", "c"):
@@ -440,13 +442,13 @@ def test_a_file_above_the_limit_is_named(log: Log, tmp_path: Path, monkeypatch: 
     assert [topic for topic, _ in log.messages()] == ["a"]
 
 
-def test_a_file_that_cannot_be_read_is_named(log: Log) -> None:
+def test_pub_fails_and_names_unreadable_file(log: Log) -> None:
     result = log.pub("--quiet", "/proc/self/mem")
     assert result.exit_code == 1
     assert result.stderr == "rt: [Errno 5] Input/output error: '/proc/self/mem'\n"
 
 
-def test_a_file_name_that_is_no_utf_8_is_named(log: Log, tmp_path: Path) -> None:
+def test_pub_rejects_file_name_with_invalid_utf_8(log: Log, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with open(os.fsencode(source) + b"/\xff", "wb"):
@@ -471,7 +473,7 @@ def hostile(log: Log, topic: str, *, before: str = "fine", output: Path) -> Resu
         *("x" * 256, "d/" * 300 + "../" * 8 + "x", "fine/below"),
     ],
 )
-def test_a_hostile_topic_is_an_error_and_nothing_is_written_outside(
+def test_sub_fails_at_hostile_topic_and_writes_no_file_outside_output(
     log: Log, tmp_path: Path, topic: str
 ) -> None:
     output = tmp_path / "deep" / "output"
@@ -481,7 +483,7 @@ def test_a_hostile_topic_is_an_error_and_nothing_is_written_outside(
     assert tree(tmp_path / "deep") == {"output/fine": b"good"}
 
 
-def test_planted_links_are_never_followed(log: Log, tmp_path: Path) -> None:
+def test_planted_symlinks_in_output_are_never_followed(log: Log, tmp_path: Path) -> None:
     outside, output = tmp_path / "outside", tmp_path / "output"
     outside.mkdir()
     output.mkdir()
@@ -499,7 +501,7 @@ def test_planted_links_are_never_followed(log: Log, tmp_path: Path) -> None:
     assert (output / "dangling").read_bytes() == b"evil"
 
 
-def test_a_topic_at_the_place_of_a_directory_is_an_error(log: Log, tmp_path: Path) -> None:
+def test_sub_fails_if_path_of_topic_is_a_directory(log: Log, tmp_path: Path) -> None:
     (tmp_path / "output" / "taken" / "x").mkdir(parents=True)
     result = hostile(log, "taken", output=tmp_path / "output")
     assert result.exit_code == 1
@@ -507,7 +509,7 @@ def test_a_topic_at_the_place_of_a_directory_is_an_error(log: Log, tmp_path: Pat
     assert not list((tmp_path / "output").glob(".rt-*"))
 
 
-def test_a_file_appears_whole_or_not_at_all(
+def test_output_file_keeps_old_content_if_write_fails(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "output"
@@ -526,7 +528,7 @@ def test_a_file_appears_whole_or_not_at_all(
     assert tree(output) == {"bad": b"old"}
 
 
-def test_a_topic_that_comes_again_replaces_its_file(log: Log, tmp_path: Path) -> None:
+def test_repeated_topic_replaces_its_output_file(log: Log, tmp_path: Path) -> None:
     log.pub_well("--topic", "t", stdin=b"one\ntwo\n")
     log.sub_well("--format", "files", "--output", tmp_path / "output")
     assert tree(tmp_path / "output") == {"t": b"two"}
@@ -555,7 +557,7 @@ def test_a_topic_that_comes_again_replaces_its_file(log: Log, tmp_path: Path) ->
         ["--unknown"],
     ],
 )
-def test_misuse_of_pub_publishes_nothing(log: Log, arguments: list[str]) -> None:
+def test_invalid_pub_options_exit_with_2_and_publish_no_messages(log: Log, arguments: list[str]) -> None:
     result = log.pub(*arguments, stdin=b"a\n")
     assert result.exit_code == 2
     assert not log.root.exists()
@@ -580,14 +582,14 @@ def test_misuse_of_pub_publishes_nothing(log: Log, arguments: list[str]) -> None
         ["--name", "a/b"],
     ],
 )
-def test_misuse_of_sub_prints_nothing(log: Log, arguments: list[str]) -> None:
+def test_invalid_sub_options_exit_with_2_and_print_no_messages(log: Log, arguments: list[str]) -> None:
     log.pub_well(stdin=b"a\n")
     result = log.sub(*arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
 
 
-def test_sub_without_a_log_names_the_sessions_there_are(log: Log) -> None:
+def test_sub_without_merged_log_fails_and_lists_sessions(log: Log) -> None:
     log.pub_well(stdin=b"a\n")
     assert run("sub").exit_code == 2
     result = run("sub", "--path", log.root, "--stream", "s")
@@ -620,7 +622,7 @@ def test_sub_without_a_log_names_the_sessions_there_are(log: Log) -> None:
     ],
 )
 @pytest.mark.parametrize("named", [[], ["--name", "reader"]])
-def test_sub_begins_and_ends_where_it_is_told(
+def test_sub_obeys_position_since_limit_and_topic_options(
     log: Log, options: list[str], expected: bytes, named: list[str]
 ) -> None:
     with rt.Publisher(log.root, "s", publisher_id="feed") as publisher:
@@ -629,7 +631,7 @@ def test_sub_begins_and_ends_where_it_is_told(
     assert log.sub_well(*options, *named).split() == expected.split()
 
 
-def test_a_named_subscriber_goes_on_where_it_acknowledged(log: Log, tmp_path: Path) -> None:
+def test_named_subscriber_resumes_at_acknowledged_position(log: Log, tmp_path: Path) -> None:
     log.pub_well(stdin=b"0\n1\n2\n3\n")
     assert log.sub_well("--name", "a", "--limit", 3) == b"0\n1\n2\n"
     assert log.sub_well("--name", "a") == b"3\n"
@@ -641,13 +643,13 @@ def test_a_named_subscriber_goes_on_where_it_acknowledged(log: Log, tmp_path: Pa
     assert log.sub_well("--name", "a") == b""
 
 
-def test_what_could_not_be_written_is_not_acknowledged(log: Log) -> None:
+def test_named_subscriber_acknowledges_no_messages_if_output_fails(log: Log) -> None:
     log.pub_well(stdin=b"1\n2\nno json\n")
     assert log.sub("--name", "a", "--format", "json").exit_code == 1
     assert log.sub_well("--name", "a") == b"1\n2\nno json\n"
 
 
-def test_a_merged_log_is_found_by_its_stream(log: Log) -> None:
+def test_sub_finds_merged_log_by_stream_name(log: Log) -> None:
     log.pub_well(stdin=b"a\nb\n")
     with MergedLogBuilder(log.root / "s" / "merged", cluster_id=bytes(16), stream="s") as merged:
         merged.merge(log.directory)
@@ -655,7 +657,7 @@ def test_a_merged_log_is_found_by_its_stream(log: Log) -> None:
     assert [json.loads(line)["session"] for line in found.stdout.splitlines()] == ["feed", "feed"]
 
 
-def test_messages_that_cannot_be_read_are_told_and_make_it_fail(log: Log) -> None:
+def test_sub_reports_unreadable_messages_and_exits_with_1(log: Log) -> None:
     writer = LogWriter.open(str(log.directory), LogIdentity(LogKind.SESSION, bytes(16), "feed"))
     writer.start(SegmentId(0, 0), first=0)
     for number, text in enumerate((b"t", b"\xff", b"t")):
@@ -703,7 +705,7 @@ LINES = b"".join(b"line %d\n" % number for number in range(20_000))
 
 
 @pytest.mark.parametrize("style", [[], ["--format", "json", "--topic-field", "t"]])
-def test_a_full_disk_is_waited_out_and_no_line_is_lost_or_doubled(
+def test_pub_waits_out_full_disk_without_losing_or_duplicating_lines(
     log: Log, monkeypatch: pytest.MonkeyPatch, style: list[str]
 ) -> None:
     monkeypatch.setattr(parsers, "READ_BYTES", 50_000)
@@ -718,7 +720,7 @@ def test_a_full_disk_is_waited_out_and_no_line_is_lost_or_doubled(
 
 
 @pytest.mark.parametrize(("read_bytes", "is_flushed"), [(4096, True), (64, False)])
-def test_a_full_disk_can_be_an_error_that_says_how_far_it_got(
+def test_pub_with_on_full_fail_exits_with_1_on_full_disk_and_reports_progress(
     log: Log, monkeypatch: pytest.MonkeyPatch, read_bytes: int, is_flushed: bool
 ) -> None:
     monkeypatch.setattr(parsers, "READ_BYTES", read_bytes)
@@ -756,7 +758,9 @@ class Stub:
         return range(first, first + taken)
 
 
-def test_what_a_full_disk_had_taken_is_not_published_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_accepted_before_disk_was_full_are_not_published_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shadow(monkeypatch, publish_loop, "time", sleep=lambda seconds: None)
     stub, fed = Stub([2, 0, 5, 0, 0]), publish_loop.PublishedCount()
     feeding = publish_loop.PublishLoop(stub, Interrupts(), fed, on_full="wait", bar=None)  # type: ignore[arg-type]
@@ -798,7 +802,9 @@ def processes() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.slow
-def test_pub_and_sub_are_joined_by_pipes(log: Log, processes: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_pub_and_sub_processes_round_trip_lines_through_pipes(
+    log: Log, processes: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     text = b"".join(b"%d %s\n" % (number, b"x" * (number % 50)) for number in range(50_000))
     done = processes("pub", "--path", log.root, "--stream", "s", "--name", "feed")
     out, err = done.communicate(text)
@@ -812,7 +818,7 @@ def test_pub_and_sub_are_joined_by_pipes(log: Log, processes: Callable[..., subp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sub", [["sub", "{}"], ["sub", "--json", "{}"], ["log", "dump", "{}"]])
-def test_a_reader_that_goes_away_ends_it_quietly(log: Log, sub: list[str]) -> None:
+def test_closed_output_pipe_ends_command_with_0_and_no_error(log: Log, sub: list[str]) -> None:
     log.pub_well(stdin=b"".join(b"%d\n" % number for number in range(200_000)))
     line = " ".join(command(*(word.format(log.directory) for word in sub)))
     done = subprocess.run(
@@ -825,7 +831,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(log: Log, sub: list[str]) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_pub_flushes_the_lines_it_has_read(
+def test_interrupted_pub_flushes_complete_lines_already_read(
     log: Log, processes: Callable[..., subprocess.Popen[bytes]], number: int, status: int
 ) -> None:
     process = processes("pub", "--path", log.root, "--stream", "s", "--name", "feed", "--json")
@@ -844,7 +850,7 @@ def test_interrupted_pub_flushes_the_lines_it_has_read(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [[], ["--name", "reader"]])
-def test_sub_follows_a_log_until_it_is_interrupted(
+def test_sub_with_follow_prints_new_messages_until_interrupted(
     log: Log, processes: Callable[..., subprocess.Popen[bytes]], named: list[str]
 ) -> None:
     with rt.Publisher(log.root, "s", publisher_id="feed") as publisher:
@@ -863,7 +869,7 @@ def test_sub_follows_a_log_until_it_is_interrupted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--quiet"]])
-def test_a_bar_is_shown_on_a_terminal_only(
+def test_pub_shows_progress_bar_on_terminal_unless_quiet(
     log: Log, tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]], options: list[str]
 ) -> None:
     (tmp_path / "in").write_bytes(b"a\n")
@@ -912,19 +918,21 @@ def terminal() -> Iterator[tuple[Callable[[], bytes], int]]:
         (["pub", "--path", ".", "--stream", "s", "--key", __file__], "need --endpoints"),
     ],
 )
-def test_endpoints_and_certificates_go_together(arguments: list[str], message: str) -> None:
+def test_endpoints_without_certificates_or_certificates_without_endpoints_exit_with_2(
+    arguments: list[str], message: str
+) -> None:
     result = run(*arguments, stdin=b"")
     assert (result.exit_code, message in result.stderr) == (2, True)
 
 
-def test_a_pull_excludes_a_directory(tmp_path: Path) -> None:
+def test_sub_with_endpoints_and_directory_exits_with_2(tmp_path: Path) -> None:
     pki = make_pki(tmp_path / "pki")
     result = run("sub", ".", "--endpoints", "n1:1", *tls_options(pki, "sub"))
     assert (result.exit_code, "--endpoints excludes DIR" in result.stderr) == (2, True)
 
 
 @pytest.mark.slow
-def test_sub_starts_by_time_with_nodes(
+def test_sub_with_endpoints_starts_at_time_of_since(
     tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     pki = make_pki(tmp_path / "pki")
@@ -959,7 +967,7 @@ def tls_options(pki: Path, name: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_sub_writes_what_the_nodes_have_and_ends_there(
+def test_sub_with_endpoints_prints_messages_of_nodes_and_exits(
     tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     pki = make_pki(tmp_path / "pki")
@@ -992,14 +1000,14 @@ def test_sub_writes_what_the_nodes_have_and_ends_there(
 
 
 @pytest.mark.parametrize("level", ["replicated", "merged"])
-def test_a_level_of_nodes_needs_endpoints(log: Log, level: str) -> None:
+def test_level_replicated_or_merged_without_endpoints_exits_with_2(log: Log, level: str) -> None:
     result = log.pub("--level", level, stdin=b"a\n")
     assert (result.exit_code, f"--level {level} needs --endpoints" in result.stderr) == (2, True)
     assert not log.directory.exists()
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e10", "soon"])
-def test_a_timeout_that_is_no_duration_is_misuse(log: Log, seconds: str) -> None:
+def test_invalid_timeout_exits_with_2(log: Log, seconds: str) -> None:
     result = log.pub("--timeout", seconds, stdin=b"a\n")
     assert (result.exit_code, "'--timeout'" in result.stderr) == (2, True)
 
@@ -1031,7 +1039,7 @@ def cluster(tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]]) -
 
 
 @pytest.mark.slow
-def test_pub_waits_until_all_is_merged_and_says_so(cluster: Cluster) -> None:
+def test_pub_waits_until_messages_reach_level_and_reports_it(cluster: Cluster) -> None:
     with NodesInThread(cluster.node, tls=cluster.tls):
         status, summary, said = cluster.pub(b"one\ntwo\nthree\n")
         assert status == 0
@@ -1046,7 +1054,7 @@ def test_pub_waits_until_all_is_merged_and_says_so(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_pub_fails_if_no_node_was_reached_and_says_what_stays_where_and_who_sends_it(
+def test_pub_without_reachable_node_times_out_and_its_push_process_sends_later(
     cluster: Cluster,
 ) -> None:
     status, summary, said = cluster.pub(b"one\ntwo\n", "--timeout", "0.5")
@@ -1062,7 +1070,7 @@ def test_pub_fails_if_no_node_was_reached_and_says_what_stays_where_and_who_send
 
 
 @pytest.mark.slow
-def test_pub_fails_if_what_is_replicated_is_not_merged_in_time(cluster: Cluster) -> None:
+def test_pub_fails_if_replicated_messages_are_not_merged_in_time(cluster: Cluster) -> None:
     cluster.node.merges = False
     with NodesInThread(cluster.node, tls=cluster.tls):
         assert cluster.pub(b"one\n", "--level", "replicated")[0] == 0
@@ -1072,7 +1080,7 @@ def test_pub_fails_if_what_is_replicated_is_not_merged_in_time(cluster: Cluster)
 
 
 @pytest.mark.slow
-def test_pub_that_need_only_be_flushed_does_not_wait_for_nodes(cluster: Cluster) -> None:
+def test_pub_with_level_flushed_does_not_wait_for_nodes(cluster: Cluster) -> None:
     status, summary, said = cluster.pub(b"one\n", "--level", "flushed")
     assert (status, summary["level"], summary["is_reached"]) == (0, "flushed", True)
     assert "1 message flushed, number 0, " in said
@@ -1081,7 +1089,7 @@ def test_pub_that_need_only_be_flushed_does_not_wait_for_nodes(cluster: Cluster)
 
 
 @pytest.mark.slow
-def test_pub_fails_at_once_if_the_nodes_refuse_the_session(cluster: Cluster) -> None:
+def test_pub_fails_before_timeout_if_nodes_refuse_session(cluster: Cluster) -> None:
     cluster.node.refusal = rt.InvalidName("another stream is served here")
     with NodesInThread(cluster.node, tls=cluster.tls):
         status, summary, said = cluster.pub(b"one\n", "--timeout", "3600")
@@ -1092,7 +1100,9 @@ def test_pub_fails_at_once_if_the_nodes_refuse_the_session(cluster: Cluster) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_wait_as_a_timeout_does(cluster: Cluster, number: int, status: int) -> None:
+def test_signal_ends_wait_for_merge_and_push_process_sends_later(
+    cluster: Cluster, number: int, status: int
+) -> None:
     process = cluster.start("--json", "--timeout", "3600")
     assert process.stdin is not None
     process.stdin.write(b"one\n")
@@ -1111,7 +1121,7 @@ def test_a_signal_ends_the_wait_as_a_timeout_does(cluster: Cluster, number: int,
 
 
 @pytest.mark.slow
-def test_the_wait_has_a_bar_on_a_terminal(cluster: Cluster) -> None:
+def test_wait_for_merge_shows_progress_bar_on_terminal(cluster: Cluster) -> None:
     (cluster.root / "in").write_bytes(b"a\n")
     with terminal() as (shown, slave):
         process = cluster.start("--timeout", "2", cluster.root / "in", stderr=slave)
@@ -1128,7 +1138,7 @@ def kept_values(directory: Path) -> list[bytes]:
         return [message.value for message in reader]
 
 
-def test_headers_go_from_pub_to_sub_and_back(tmp_path: Path) -> None:
+def test_headers_round_trip_through_pub_and_sub(tmp_path: Path) -> None:
     runner = CliRunner()
     where = ["--path", str(tmp_path), "--stream", "s"]
     given = ["--header", "kind=a=b", "--header", "raw=x"]

@@ -1,4 +1,4 @@
-"""`rt pushes`: the pushes of ended programs are seen and stopped, and what is unsent stays."""
+"""`rt pushes` lists and stops the pushes of ended programs; stopped pushes keep unsent messages."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
 
 
 @pytest.mark.slow
-def test_the_push_of_an_ended_program_is_listed_and_named_in_ps(programs: Programs) -> None:
+def test_push_of_ended_program_is_listed_and_named_in_ps(programs: Programs) -> None:
     before_ns = time.time_ns()
     directory = programs.leave()
     [push] = programs.of(directory)
@@ -133,7 +133,7 @@ def test_the_push_of_an_ended_program_is_listed_and_named_in_ps(programs: Progra
 
 
 @pytest.mark.slow
-def test_a_push_process_that_a_signal_stopped_is_stuck_with_what_lets_it_go_on(programs: Programs) -> None:
+def test_push_process_stopped_by_signal_is_listed_as_stuck_with_kill_cont_hint(programs: Programs) -> None:
     directory = programs.leave()
     [push] = programs.of(directory)
     os.kill(push["pid"], signal.SIGSTOP)
@@ -149,7 +149,7 @@ def test_a_push_process_that_a_signal_stopped_is_stuck_with_what_lets_it_go_on(p
 
 
 @pytest.mark.slow
-def test_a_stopped_push_leaves_every_byte_and_the_next_one_sends_it(programs: Programs) -> None:
+def test_stopped_push_keeps_log_bytes_and_next_publisher_sends_them(programs: Programs) -> None:
     directory = programs.leave()
     content = {path.name: path.read_bytes() for path in directory.glob("log.*")}
     [push] = programs.of(directory)
@@ -174,7 +174,7 @@ def test_a_stopped_push_leaves_every_byte_and_the_next_one_sends_it(programs: Pr
 
 
 @pytest.mark.slow
-def test_the_push_of_a_running_program_is_not_stopped(programs: Programs) -> None:
+def test_stop_refuses_push_of_running_program(programs: Programs) -> None:
     program, directory = programs.start()
     wait_for(lambda: programs.of(directory))
     [push] = programs.of(directory)
@@ -188,7 +188,7 @@ def test_the_push_of_a_running_program_is_not_stopped(programs: Programs) -> Non
 
 
 @pytest.mark.slow
-def test_a_name_that_several_have_stops_none_and_each_directory_is_named(programs: Programs) -> None:
+def test_stop_refuses_ambiguous_session_name_and_lists_directories(programs: Programs) -> None:
     first, second = programs.leave("feed~two", root="a"), programs.leave("feed~two", root="b")
     result = run("stop", "feed~two")
     assert result.exit_code == 1
@@ -200,7 +200,7 @@ def test_a_name_that_several_have_stops_none_and_each_directory_is_named(program
     assert run("stop", "feed~two", "--stream", "s", "--json").exit_code == 0
 
 
-def test_what_is_not_pushed_cannot_be_stopped() -> None:
+def test_stop_of_unknown_session_exits_with_1() -> None:
     result = run("stop", "no-such-session")
     assert result.exit_code == 1
     assert "there is no such push on this machine: got no-such-session" in result.stderr
@@ -208,11 +208,11 @@ def test_what_is_not_pushed_cannot_be_stopped() -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
-def test_a_wait_to_stop_is_bounded(seconds: str) -> None:
+def test_stop_with_invalid_timeout_exits_with_2(seconds: str) -> None:
     assert run("stop", "feed", "--timeout", seconds).exit_code == 2
 
 
-def test_a_push_that_does_not_stop_is_named_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_timeout_exits_with_1_and_names_push_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(self: PushSocket, request: ListRequested | StopRequested, *, seconds: float) -> PushesListed:
         if isinstance(request, StopRequested):
             raise rt.Timeout("the push process did not answer in time", where=f"process {self.pid}")
@@ -226,7 +226,7 @@ def test_a_push_that_does_not_stop_is_named_with_its_process(monkeypatch: pytest
     assert "Its messages stay on disk. `kill 1` ends the process" in result.stderr
 
 
-def test_a_process_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_reports_unresponsive_push_process_and_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object, **__: object) -> PushesListed:
         raise rt.Timeout("the push process did not answer in time", where="process 1")
 
@@ -237,7 +237,7 @@ def test_a_process_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPa
     assert "rt: the push process did not answer in time (at process 1)" in result.stderr
 
 
-def test_what_is_unsent_is_counted_over_runs(tmp_path: Path) -> None:
+def test_unsent_messages_are_counted_across_runs(tmp_path: Path) -> None:
     for count in (3, 2):
         with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
             publisher.publish_many([b"x"] * count)

@@ -1,4 +1,4 @@
-"""`rt queries`: what the hosts of engines say."""
+"""`rt queries` lists and shows the queries, stages and problems that engine hosts report."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_list_has_all_queries_of_all_engines(engine: QueryEngine) -> None:
+def test_list_shows_queries_of_all_engines(engine: QueryEngine) -> None:
     engine.start("q", "inverse", sink="out")
     feed(engine, 5)
     with serve_status({"one": engine, "two": engine}, port=0) as port:
@@ -86,7 +86,7 @@ def test_the_list_has_all_queries_of_all_engines(engine: QueryEngine) -> None:
         "[]",
     ],
 )
-def test_the_answer_of_another_program_is_one_line(engine: QueryEngine, answer: str) -> None:
+def test_invalid_answer_of_host_gives_one_line_error(engine: QueryEngine, answer: str) -> None:
     with serve_status({"one": engine}, port=0) as port, pytest.MonkeyPatch.context() as patch:
         patch.setattr(status_server, "json", SimpleNamespace(dumps=lambda _: answer))
         for arguments in (("list",), ("show", "q")):
@@ -95,7 +95,7 @@ def test_the_answer_of_another_program_is_one_line(engine: QueryEngine, answer: 
             assert text.startswith(f"rt: the host does not serve the status of queries (at 127.0.0.1:{port})")
 
 
-def test_stages_have_a_table_of_their_own_and_a_query_shows_its_stage() -> None:
+def test_list_shows_table_of_stages_and_show_prints_stage_of_query() -> None:
     engine = QueryEngine(MemoryStore(), factories)
     engine.add_source("numbers", Numbers())
     engine.add_stage("shared", Source("numbers").pipe(ops.map(lambda v: 1 // (v - 3))))
@@ -125,7 +125,7 @@ def test_stages_have_a_table_of_their_own_and_a_query_shows_its_stage() -> None:
     engine.unload()
 
 
-def test_late_values_and_the_event_time_of_a_source_are_shown() -> None:
+def test_late_values_and_event_time_of_source_are_shown() -> None:
     engine = QueryEngine(MemoryStore(), factories, VirtualScheduler())
     times = [1, 12, 3, -1, 900]
     source, timing = Numbers(), {"max_jump_s": 60, "late": "late", "on_bad_time": lambda error: None}
@@ -144,7 +144,7 @@ def test_late_values_and_the_event_time_of_a_source_are_shown() -> None:
     engine.unload()
 
 
-def test_what_is_wrong_is_said_and_the_exit_status_is_1(engine: QueryEngine) -> None:
+def test_list_reports_problems_and_exits_with_1(engine: QueryEngine) -> None:
     engine.start("bad", "inverse", on_error="stop")
     engine.start("q", "inverse", sink="out")
     feed(engine, 9)
@@ -158,7 +158,7 @@ def test_what_is_wrong_is_said_and_the_exit_status_is_1(engine: QueryEngine) -> 
         assert "one: the engine is unloaded" in run("list", f"127.0.0.1:{port}")[1]
 
 
-def test_show_has_the_sources_the_output_the_checkpoint_and_the_dead_letters(engine: QueryEngine) -> None:
+def test_show_prints_sources_output_checkpoint_and_dead_letters(engine: QueryEngine) -> None:
     engine.start("q", "inverse", sink="out")
     feed(engine, 5)
     engine.checkpoint()
@@ -179,7 +179,7 @@ def test_show_has_the_sources_the_output_the_checkpoint_and_the_dead_letters(eng
         assert row["dead_letters"][0]["value"] == "3"
 
 
-def test_a_query_or_a_host_that_is_not_there_is_reported(engine: QueryEngine) -> None:
+def test_unknown_query_or_unreachable_host_exits_with_1(engine: QueryEngine) -> None:
     with serve_status({"one": engine}, port=0) as port:
         command = ["queries", "show", "q", f"127.0.0.1:{port}", "--timeout", "300"]
         found = CliRunner().invoke(cli, command)

@@ -1,4 +1,4 @@
-"""`rt query run` without Spark: what is refused before anything is started."""
+"""`rt query run` without Spark rejects invalid job files and options before it starts anything."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def run(*arguments: object) -> Result:
         ("job = 1\nint('x')", 1, "job.py, line 2): got ValueError: invalid literal"),
     ],
 )
-def test_a_file_that_describes_no_job_is_refused(tmp_path: Path, text: str, status: int, words: str) -> None:
+def test_file_without_valid_spark_job_is_rejected(tmp_path: Path, text: str, status: int, words: str) -> None:
     path = tmp_path / "job.py"
     path.write_text(text)
     found = run("--spark", path)
     assert (found.exit_code, words in found.stderr) == (status, True), found.stderr
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_exit_with_2(tmp_path: Path) -> None:
     path = tmp_path / "job.txt"
     path.write_text(KEYED.format(after="merge_all()"))
     for arguments, words in (

@@ -1,4 +1,4 @@
-"""`rt status`: what is made of the nodes' answers, and its exit status; servers on loopback, no cluster."""
+"""`rt status` combines the answers of nodes and sets its exit status (loopback servers, no cluster)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def text_of(*nodes: NodeSnapshot) -> str:
 # What is made of the answers
 
 
-def test_a_healthy_cluster_is_shown_whole() -> None:
+def test_healthy_cluster_shows_leader_merged_log_and_clients() -> None:
     text = text_of(view("n1"), view("n2", clients=()))
 
     lines = text.splitlines()
@@ -89,7 +89,7 @@ def test_a_healthy_cluster_is_shown_whole() -> None:
     assert all(line.isprintable() for line in lines)
 
 
-def test_the_rules_of_the_policy_stand_beside_what_is_used_of_them() -> None:
+def test_retention_rules_are_shown_beside_current_use() -> None:
     lines = text_of(view()).splitlines()
 
     at_table = lines.index("rule   policy    now")
@@ -100,7 +100,7 @@ def test_the_rules_of_the_policy_stand_beside_what_is_used_of_them() -> None:
     assert lines[at_table + 3].endswith("60.0 % on n3")
 
 
-def test_of_a_node_that_is_down_the_others_tell() -> None:
+def test_unreachable_node_is_shown_from_answers_of_other_nodes() -> None:
     down = NodeAnswer("n3:5002", error="no connection")
     overview = ClusterSummary((down, said(view("n1", "n3")), said(view("n2", "n3"))))
 
@@ -112,7 +112,7 @@ def test_of_a_node_that_is_down_the_others_tell() -> None:
     assert gone[1] == "unreachable"
 
 
-def test_who_is_cut_off_is_not_believed_of_the_cluster() -> None:
+def test_isolated_node_is_not_chosen_as_source_of_cluster_status() -> None:
     alone = view("n1", "n2", "n3")
     alone = replace(alone, standing=all_there("n2", "n3", leader="", term=9), applied_index=500)
     overview = ClusterSummary((said(alone), said(view("n2", "n1"))))
@@ -121,7 +121,7 @@ def test_who_is_cut_off_is_not_believed_of_the_cluster() -> None:
     assert "no-leader" in overview.problems
 
 
-def test_a_node_tells_its_own_lag_and_the_others_what_they_heard_of_it() -> None:
+def test_lag_of_silent_member_is_taken_from_reports_of_another_node() -> None:
     told = all_there()
     for one in told.nodes:
         if one.name == "n3":
@@ -133,7 +133,7 @@ def test_a_node_tells_its_own_lag_and_the_others_what_they_heard_of_it() -> None
     assert [members[name]["role"] for name in ("n1", "n2", "n3")] == ["follower", "leader", "follower"]
 
 
-def test_a_disk_that_was_not_reported_is_empty_and_not_full() -> None:
+def test_unreported_disk_is_shown_without_percentage() -> None:
     told = all_there()
     (silent,) = [one for one in told.nodes if one.name == "n3"]
     silent.summary.disk_bytes = silent.summary.disk_free_bytes = 0
@@ -143,7 +143,7 @@ def test_a_disk_that_was_not_reported_is_empty_and_not_full() -> None:
     assert line.count(" B") == 1, "what it is behind, and nothing free"
 
 
-def test_how_far_a_step_is_is_told() -> None:
+def test_progress_of_phase_is_shown_as_percentage() -> None:
     told = all_there()
     told.nodes[0].summary.step = "copying"
     told.nodes[0].summary.step_done, told.nodes[0].summary.step_total = 30, 120
@@ -151,7 +151,7 @@ def test_how_far_a_step_is_is_told() -> None:
     assert "copying 25 %" in text_of(view(standing=told))
 
 
-def test_a_subscriber_that_went_from_one_node_to_another_is_connected() -> None:
+def test_subscriber_reconnected_to_another_node_is_shown_as_connected() -> None:
     here = ClientConnection(SUBSCRIBER, "", None, at(1), at(5), position=300)
     there = ClientConnection(SUBSCRIBER, "", None, at(5), position=310)
     overview = ClusterSummary((said(view("n1", clients=(here,))), said(view("n2", clients=(there,)))))
@@ -159,14 +159,14 @@ def test_a_subscriber_that_went_from_one_node_to_another_is_connected() -> None:
     assert [(one["node"], one["active"]) for one in overview.clients] == [("n2", True)]
 
 
-def test_who_is_gone_from_all_nodes_is_told_once() -> None:
+def test_client_disconnected_from_all_nodes_is_listed_once() -> None:
     gone = (ClientConnection(OTHER, "", None, at(1), at(5), position=300),)
     overview = ClusterSummary((said(view("n1", clients=gone)), said(view("n2", clients=gone))))
 
     assert [(one["name"], one["active"]) for one in overview.clients] == [("other", False)]
 
 
-def test_of_many_sessions_the_farthest_behind_are_shown() -> None:
+def test_session_table_shows_only_sessions_with_most_lag() -> None:
     clients = tuple(
         ClientConnection(PUBLISHER, "", f"feed~{index}", at(1), position=index, merged=0)
         for index in range(50)
@@ -180,7 +180,7 @@ def test_of_many_sessions_the_farthest_behind_are_shown() -> None:
     assert f"and {50 - CLIENTS_MAX} more with less lag" in text
 
 
-def test_what_a_node_says_cannot_steer_the_terminal() -> None:
+def test_terminal_control_characters_of_node_are_escaped() -> None:
     told = all_there()
     told.nodes[0].summary.merged.stopped = "\x1b[2J"
 
@@ -190,7 +190,7 @@ def test_what_a_node_says_cannot_steer_the_terminal() -> None:
     assert "\\x1b[2J" in text
 
 
-def test_before_there_is_a_cluster_there_is_something_to_see() -> None:
+def test_node_without_cluster_is_shown_as_unhealthy_without_leader() -> None:
     blank = NodeSnapshot("s", "n1", at(60), at(0), pb.Standing(node="n1"))
     status = json.loads(json_bytes(cluster_views.status(RequestContext(blank, OPERATOR)).body))
 
@@ -239,7 +239,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, arguments)
 
 
-def test_a_healthy_cluster_ends_with_0() -> None:
+def test_healthy_cluster_exits_with_0() -> None:
     with nodes(None, view("n1"), view("n2")) as endpoints:
         result = run(*COMMAND, endpoints)
 
@@ -247,7 +247,7 @@ def test_a_healthy_cluster_ends_with_0() -> None:
     assert result.stdout.startswith("healthy\n")
 
 
-def test_with_a_node_down_all_is_shown_and_it_ends_with_1_and_says_which() -> None:
+def test_unreachable_node_is_named_and_exits_with_1() -> None:
     nobody = f"localhost:{free_port()}"
     with nodes(None, view("n1"), view("n2")) as endpoints:
         result = run(*COMMAND, f"{nobody},{endpoints}")
@@ -257,7 +257,7 @@ def test_with_a_node_down_all_is_shown_and_it_ends_with_1_and_says_which() -> No
     assert "leader n2 in term 5, reported by n1, n2" in result.stdout
 
 
-def test_with_no_node_it_ends_with_1_and_names_each() -> None:
+def test_cluster_without_answers_exits_with_1_and_names_each_endpoint() -> None:
     ports = [free_port(), free_port()]
 
     result = run(*COMMAND, ",".join(f"localhost:{port}" for port in ports))
@@ -268,7 +268,7 @@ def test_with_no_node_it_ends_with_1_and_names_each() -> None:
     assert "`curl http://localhost:8080/readiness` (its health port, unless its settings" in result.stderr
 
 
-def test_json_says_all_in_one_line() -> None:
+def test_json_output_has_full_status_in_one_line() -> None:
     with nodes(None, view("n1", "n3")) as endpoints:
         result = run(*COMMAND, endpoints, "--json")
 
@@ -292,11 +292,11 @@ def test_json_says_all_in_one_line() -> None:
         ["status", "--endpoints", "localhost:1", "--insecure", "--nope"],
     ],
 )
-def test_misuse_ends_with_2(arguments: list[str]) -> None:
+def test_invalid_options_exit_with_2(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
 
 
-def test_watching_shows_it_again_and_again_also_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_repeats_status_also_when_no_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -313,7 +313,7 @@ def test_watching_shows_it_again_and_again_also_when_nobody_answers(monkeypatch:
     assert run(*COMMAND, f"localhost:{free_port()}", "--watch", "2").stderr.count("no node answers") == 3
 
 
-def test_a_certificate_that_is_no_operators_is_told_so(tmp_path: Path) -> None:
+def test_certificate_without_operator_role_is_rejected(tmp_path: Path) -> None:
     pki = make_pki(tmp_path)
 
     def asked(name: str) -> Result:
@@ -328,7 +328,7 @@ def test_a_certificate_that_is_no_operators_is_told_so(tmp_path: Path) -> None:
     assert "this role may not read this path" in refused.stderr
 
 
-def test_clients_of_a_node_that_gave_no_answer_are_shown_as_the_others_know_them() -> None:
+def test_clients_of_unreachable_node_are_shown_from_reports_of_other_nodes() -> None:
     told = all_there(node="n1", role="follower")
     for one in told.nodes:
         one.summary.clients.clients.add(role="subscriber", name=f"of-{one.name}", lag_s=2.0)

@@ -1,4 +1,4 @@
-"""`rt streams hosts`: what hosts say, taken together."""
+"""`rt streams hosts` combines the metrics of hosts into one table of queues and their problems."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ def host(name: str, *queues: QueueStatus) -> str:
     return exposition(metrics_of("p", name, [(queue, QueueCounts(events=7)) for queue in queues]))
 
 
-def test_a_queue_is_shown_as_its_owner_says() -> None:
+def test_queue_is_shown_with_values_of_its_owner() -> None:
     served = QueueStatus("q", "served", consumers=10, behind=2, low=500, lag=20, pressure=0.25)
     (row,) = streams.overview([host("h1", served), host("h2", QueueStatus("q"))])
     assert (row.owner, row.consumers, row.behind, row.low, row.lag, row.pressure) == (
@@ -37,7 +37,7 @@ def test_a_queue_is_shown_as_its_owner_says() -> None:
     assert cells == ["p", "q", "h1", "8", "2", "0", "500", "20", "25%"]
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_problems_of_queues_are_reported() -> None:
     bad = QueueStatus("q", "served", consumers=3, failing=1, faulted=2, unattended=4, pressure=0.95)
     rows = streams.overview([host("h1", bad, QueueStatus("r", "failed"), QueueStatus("s", "served"))])
     rows += streams.overview([host(name, QueueStatus("t", "served")) for name in ("h1", "h2")])
@@ -49,7 +49,7 @@ def test_what_is_wrong_is_said() -> None:
     assert "none" in text
 
 
-def test_a_stuck_consumer_is_named_with_its_age() -> None:
+def test_stuck_consumer_is_reported_with_stream_and_age() -> None:
     call = StuckCall(93.4, 'odd/a "b"\\n\n\u2028c', "all")
     hanging = QueueStatus("q", "served", consumers=3, stuck=1, stuck_calls=(call,))
     (row,) = streams.overview([host("h1", hanging), host("h2", QueueStatus("q"))])
@@ -60,7 +60,7 @@ def test_a_stuck_consumer_is_named_with_its_age() -> None:
     assert len(streams.as_table([row]).splitlines()) == 3
 
 
-def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_status_is_1_if_host_is_unreachable_or_queue_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"a:1": host("h1", QueueStatus("q", "served"))}
 
     def ask(endpoint: str, timeout_s: float) -> str:
@@ -81,17 +81,17 @@ def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("wrong", ["a", "http://a:1", "caf\udce9:1", "a:1", "a b:1"])
-def test_what_is_no_host_and_port_is_misuse(wrong: str) -> None:
+def test_invalid_or_repeated_host_raises_invalid_option(wrong: str) -> None:
     with pytest.raises(InvalidOption, match="HOST:PORT"):
         streams.hosts.main(["a:1", wrong], standalone_mode=False)
 
 
-def test_a_host_that_is_not_there_is_an_error_that_names_it() -> None:
+def test_unreachable_host_raises_error_with_its_address() -> None:
     with pytest.raises(RtError, match=r"the host does not serve metrics \(at 127.0.0.1:1\)"):
         streams.ask("127.0.0.1:1", 1.0)
 
 
-def test_the_metrics_are_as_prometheus_reads_them_and_as_they_are_documented() -> None:
+def test_metrics_parse_as_prometheus_text_and_match_documentation() -> None:
     text = host("h1", QueueStatus("q", "served", consumers=1))
     families = list(prometheus_client.parser.text_string_to_metric_families(text))
     assert len(families) == len(METRICS)
@@ -102,7 +102,7 @@ def test_the_metrics_are_as_prometheus_reads_them_and_as_they_are_documented() -
         assert f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |" in table
 
 
-def test_what_a_stranger_answers_is_no_number_no_name_and_no_http() -> None:
+def test_invalid_numbers_and_escape_codes_are_not_shown_and_non_http_answer_is_rejected() -> None:
     name = 'rt_streams_lag_events{provider="p",host="h1",queue="\x1b[2Jq"}'
     owned = 'rt_streams_queue_owned{provider="p",host="h1",queue="\x1b[2Jq"} 1'
     rows = streams.overview(["\n".join([owned, f"{name} abc", f"{name} nan", f"{name} +Inf"])])

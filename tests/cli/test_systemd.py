@@ -1,4 +1,4 @@
-"""`rt systemd`: the units are ones that systemd takes, and what they start runs."""
+"""`rt systemd` writes units that systemd accepts, and the commands of the units run."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def settings(unit: Path) -> dict[str, str]:
     return pairs
 
 
-def test_the_units_have_known_keys_only(units: dict[str, Path]) -> None:
+def test_units_have_known_keys_only(units: dict[str, Path]) -> None:
     for unit in units.values():
         assert settings(unit).keys() <= KEYS
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_accepts_a_unit(units: dict[str, Path], name: str) -> None:
+def test_unit_passes_systemd_analyze_verify(units: dict[str, Path], name: str) -> None:
     unit = units[name]
     instance = unit.with_name(unit.name.replace("@.", "@feed1."))
     if instance != unit:
@@ -70,7 +70,9 @@ def test_systemd_accepts_a_unit(units: dict[str, Path], name: str) -> None:
     assert own == []
 
 
-def test_a_node_is_not_started_again_if_that_cannot_help_and_has_time_to_stop(units: dict[str, Path]) -> None:
+def test_node_unit_has_no_restart_after_misuse_or_divergence_and_enough_stop_time(
+    units: dict[str, Path],
+) -> None:
     found = settings(units["node"])
     statuses = {int(word) for word in found["RestartPreventExitStatus"].split()}
     assert statuses == {ExitStatus.MISUSED, ExitStatus.DIVERGED}
@@ -78,14 +80,14 @@ def test_a_node_is_not_started_again_if_that_cannot_help_and_has_time_to_stop(un
     assert int(found["TimeoutStartSec"]) == START_S_MAX
 
 
-def test_a_hang_ends_a_node_as_late_as_in_kubernetes(units: dict[str, Path]) -> None:
+def test_watchdog_timeout_of_units_equals_kubernetes_liveness_timeout(units: dict[str, Path]) -> None:
     probe = yaml.safe_load((HELM / "values.yaml").read_text())["livenessProbe"]
     patience_s = probe["periodSeconds"] * probe["failureThreshold"]
     assert {int(settings(unit)["WatchdogSec"]) for unit in units.values()} == {patience_s}
     assert patience_s > 10 * HUNG_S, "a short stall is no hang"
 
 
-def test_a_unit_that_was_changed_is_replaced_only_by_force(
+def test_changed_unit_is_replaced_only_with_force(
     units: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     units["node"].write_text("mine")
@@ -98,7 +100,7 @@ def test_a_unit_that_was_changed_is_replaced_only_by_force(
     assert units["node"].read_text() != "mine"
 
 
-def test_an_installation_that_systemd_cannot_start_is_refused(
+def test_python_path_with_space_exits_with_2_and_writes_no_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "with space" / "bin" / "python"))
@@ -119,7 +121,7 @@ def started(unit: Path, variables: dict[str, str], root: Path) -> subprocess.Pop
 
 
 @pytest.mark.slow
-def test_what_push_and_pull_units_start_runs_until_it_is_stopped_and_the_stop_is_no_failure(
+def test_push_and_pull_units_run_until_stopped_and_exit_with_success_status(
     units: dict[str, Path], tmp_path: Path
 ) -> None:
     """No node answers. A wrong option or variable would end them with status 2 before they log that."""
@@ -157,7 +159,7 @@ def test_what_push_and_pull_units_start_runs_until_it_is_stopped_and_the_stop_is
 
 
 @pytest.mark.slow
-def test_what_the_node_unit_starts_reads_its_file_and_ends_with_2_if_that_is_wrong(
+def test_node_unit_exits_with_2_if_its_settings_file_is_invalid(
     units: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "node.toml").write_text("unknown = 1\n")

@@ -1,4 +1,4 @@
-"""What a service reports to systemd."""
+"""The service notifier reports readiness, watchdog pings and stopping to systemd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service_manager import ServiceManager
 from rt.sidecar.systemd_notify import READY, STOPPING, WATCHDOG, ServiceNotifier, run_as_service
 
 
-def test_fields_arrive_at_the_socket_that_the_environment_names() -> None:
+def test_fields_are_sent_to_notify_socket_of_environment() -> None:
     with ServiceManager() as systemd:
         notifier = ServiceNotifier({"NOTIFY_SOCKET": systemd.name})
         assert notifier.send(READY, "STATUS=up")
@@ -20,11 +20,11 @@ def test_fields_arrive_at_the_socket_that_the_environment_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "vsock:2:1234", "relative"])
-def test_without_such_a_socket_nothing_is_sent(name: str) -> None:
+def test_send_returns_true_without_supported_notify_socket(name: str) -> None:
     assert ServiceNotifier({"NOTIFY_SOCKET": name} if name else {}).send(READY)
 
 
-def test_what_systemd_does_not_take_is_sent_again_by_the_caller(tmp_path: Path) -> None:
+def test_send_returns_false_while_notify_socket_is_missing_or_full(tmp_path: Path) -> None:
     assert not ServiceNotifier({"NOTIFY_SOCKET": str(tmp_path / "nothing")}).send(READY)
     with ServiceManager() as systemd:
         notifier = ServiceNotifier({"NOTIFY_SOCKET": systemd.name})
@@ -45,11 +45,13 @@ def test_what_systemd_does_not_take_is_sent_again_by_the_caller(tmp_path: Path) 
         ({}, 0.0),
     ],
 )
-def test_the_watchdog_hears_four_times_as_often_as_it_must(variables: dict[str, str], seconds: float) -> None:
+def test_watchdog_interval_is_quarter_of_watchdog_timeout(variables: dict[str, str], seconds: float) -> None:
     assert ServiceNotifier(variables).watchdog_s == seconds
 
 
-def test_work_is_reported_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_reports_ready_watchdog_and_stopping_when_its_work_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with ServiceManager() as systemd:
         monkeypatch.setenv("NOTIFY_SOCKET", systemd.name)
         monkeypatch.setenv("WATCHDOG_USEC", "4000")

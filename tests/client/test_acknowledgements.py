@@ -1,4 +1,4 @@
-"""An acknowledged position is durable, and never ahead of the log."""
+"""Acknowledged positions are durable and never ahead of the log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def written_but_not_synced(disk: MemoryDisk) -> int:
     return publisher._log.writer.end
 
 
-def test_what_was_read_and_made_durable_survives_a_power_cut() -> None:
+def test_messages_made_durable_by_reader_survive_power_cut() -> None:
     disk = MemoryDisk()
     written = written_but_not_synced(disk)
     with rt.LogReader(DIRECTORY, disk=disk) as reader:
@@ -59,7 +59,7 @@ def test_what_was_read_and_made_durable_survives_a_power_cut() -> None:
     assert numbers(left) == list(range(written))
 
 
-def test_an_acknowledged_position_is_never_ahead_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledged_position_is_not_ahead_of_log_after_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rt.log.read.reader, "DirectoryWatch", NoWatch)
     disk = MemoryDisk()
     written = written_but_not_synced(disk)
@@ -74,7 +74,7 @@ def test_an_acknowledged_position_is_never_ahead_of_the_log(monkeypatch: pytest.
         assert [m.value for m in subscriber.poll(1000, timeout=0)] == [b"new"]
 
 
-def test_subscribers_of_one_name_that_share_a_copy_acknowledge_at_the_same_time(tmp_path: Path) -> None:
+def test_subscribers_with_same_name_and_copy_acknowledge_concurrently(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish_many(values(9))
     directory = publisher.directory
@@ -100,7 +100,7 @@ def test_subscribers_of_one_name_that_share_a_copy_acknowledge_at_the_same_time(
     assert not list(Path(directory).glob(".acknowledged*"))
 
 
-def test_an_acknowledgement_that_cannot_be_made_durable_is_refused(tmp_path: Path) -> None:
+def test_ack_raises_storage_error_and_keeps_position_if_sync_fails(tmp_path: Path) -> None:
     disk = FaultyDisk(REAL)
     with on_files(tmp_path) as publisher:
         publisher.publish(b"x")
@@ -114,7 +114,7 @@ def test_an_acknowledgement_that_cannot_be_made_durable_is_refused(tmp_path: Pat
             assert subscriber.position == 0
 
 
-def test_a_reader_that_is_interrupted_while_it_decodes_goes_on_where_it_was(
+def test_reader_interrupted_during_decode_resumes_without_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = MemoryDisk()

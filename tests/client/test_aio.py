@@ -1,4 +1,4 @@
-"""The subscriber for event loops: the loop is never blocked, and a cancelled call loses nothing."""
+"""The asyncio subscriber never blocks its event loop, and cancelled calls lose no messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(messages: list[rt.Message]) -> list[int]:
     return [message.number for message in messages]
 
 
-def test_messages_come_one_by_one_in_lists_and_in_columns(publisher: rt.Publisher) -> None:
+def test_messages_are_delivered_singly_in_lists_and_in_batches(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
             assert numbers([await anext(subscriber), await anext(subscriber)]) == [0, 1]
@@ -61,7 +61,7 @@ def test_messages_come_one_by_one_in_lists_and_in_columns(publisher: rt.Publishe
     run(main)
 
 
-def test_the_loop_goes_on_while_a_task_waits(publisher: rt.Publisher) -> None:
+def test_event_loop_keeps_running_while_poll_waits(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s", position="latest") as subscriber:
             waiting = asyncio.ensure_future(subscriber.poll(timeout=None))
@@ -74,7 +74,7 @@ def test_the_loop_goes_on_while_a_task_waits(publisher: rt.Publisher) -> None:
     run(main)
 
 
-def test_a_seek_drops_what_was_read_ahead_and_ends_a_wait(publisher: rt.Publisher) -> None:
+def test_seek_discards_read_ahead_messages_and_ends_waiting_poll(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
             assert numbers([await anext(subscriber)]) == [0]
@@ -98,7 +98,7 @@ def test_a_seek_drops_what_was_read_ahead_and_ends_a_wait(publisher: rt.Publishe
     run(main)
 
 
-def test_a_close_moves_the_position_past_nothing_that_was_not_delivered(publisher: rt.Publisher) -> None:
+def test_close_leaves_position_after_last_delivered_message(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
             assert numbers([await anext(subscriber), await anext(subscriber)]) == [0, 1]
@@ -110,9 +110,7 @@ def test_a_close_moves_the_position_past_nothing_that_was_not_delivered(publishe
     run(main)
 
 
-def test_a_seek_that_fails_passes_over_no_message(
-    publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_seek_skips_no_messages(publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise rt.StorageError("the disk failed")
 
@@ -129,7 +127,7 @@ def test_a_seek_that_fails_passes_over_no_message(
     run(main)
 
 
-def test_what_a_seek_passes_over_is_not_counted_as_delivered(publisher: rt.Publisher) -> None:
+def test_messages_skipped_by_seek_are_not_counted_as_delivered(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
             await anext(subscriber)
@@ -151,7 +149,7 @@ async def _from(subscriber: rt.aio.Subscriber, position: int) -> list[rt.Message
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
-def test_whatever_is_cancelled_each_message_comes_once_and_in_order(
+def test_messages_are_delivered_once_and_in_order_despite_cancellations(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     chosen = random.Random(seed)
@@ -199,7 +197,7 @@ def test_whatever_is_cancelled_each_message_comes_once_and_in_order(
     run(main)
 
 
-def test_a_named_subscriber_acknowledges_in_the_middle_of_a_wait(publisher: rt.Publisher) -> None:
+def test_named_subscriber_acknowledges_while_poll_waits(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s", name="sink") as subscriber:
             with pytest.raises(ValueError, match="not delivered"):
@@ -219,7 +217,7 @@ def test_a_named_subscriber_acknowledges_in_the_middle_of_a_wait(publisher: rt.P
     run(main)
 
 
-def test_a_paused_subscriber_delivers_nothing_and_loses_nothing(publisher: rt.Publisher) -> None:
+def test_paused_subscriber_delivers_no_messages_and_loses_none(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
             assert (await anext(subscriber)).number == 0
@@ -236,7 +234,7 @@ def test_a_paused_subscriber_delivers_nothing_and_loses_nothing(publisher: rt.Pu
     run(main)
 
 
-def test_closing_ends_an_iteration_also_a_paused_one(publisher: rt.Publisher) -> None:
+def test_close_ends_iteration_of_active_or_paused_subscriber(publisher: rt.Publisher) -> None:
     async def main() -> None:
         for is_paused in (False, True):
             subscriber = rt.aio.Subscriber(publisher.directory, "s", position="latest")
@@ -259,7 +257,7 @@ async def _all(subscriber: rt.aio.Subscriber) -> list[rt.Message]:
     return [message async for message in subscriber]
 
 
-def test_what_is_wrong_is_raised_where_it_is_awaited(tmp_path: Path) -> None:
+def test_errors_of_opening_are_raised_by_awaited_calls(tmp_path: Path) -> None:
     async def main() -> None:
         for _ in range(2):
             with pytest.raises(rt.LogNotFound):
@@ -271,7 +269,7 @@ def test_what_is_wrong_is_raised_where_it_is_awaited(tmp_path: Path) -> None:
     run(main)
 
 
-def test_one_that_is_never_closed_does_not_keep_its_process_from_ending(publisher: rt.Publisher) -> None:
+def test_unclosed_subscriber_does_not_keep_process_running(publisher: rt.Publisher) -> None:
     program = """
 import asyncio, sys
 import rt.aio
@@ -287,7 +285,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_it_pulls_from_a_node(tmp_path: Path) -> None:
+def test_subscriber_pulls_from_node(tmp_path: Path) -> None:
     pki = make_pki(tmp_path / "pki")
     with pull_source(tmp_path / "node", pki) as source:
 
@@ -374,7 +372,7 @@ asyncio.run(main())
 """
 
 
-def test_a_forked_child_is_refused_each_use_and_waits_for_nothing(publisher: rt.Publisher) -> None:
+def test_each_use_of_subscriber_in_forked_child_raises_closed(publisher: rt.Publisher) -> None:
     subprocess.run([sys.executable, "-c", FORKED, publisher.directory], check=True, timeout=WAIT_SECONDS)
 
 
@@ -409,6 +407,6 @@ asyncio.run(main())
 """
 
 
-def test_a_fork_inside_an_iteration_ends_it_in_the_child(publisher: rt.Publisher) -> None:
+def test_fork_inside_iteration_raises_closed_in_child(publisher: rt.Publisher) -> None:
     command = [sys.executable, "-c", FORKED_IN_LOOP, publisher.directory]
     subprocess.run(command, check=True, timeout=WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""How the subscriber for event loops ends: by errors of its handler, by cancellations, and with its loop."""
+"""Asyncio clients end cleanly after handler errors, cancellations, and the end of their event loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def numbers(messages: list[rt.Message]) -> list[int]:
         (SystemExit, SystemExit),
     ],
 )
-def test_what_a_handler_of_events_raises_ends_the_call_and_the_next_one_continues(
+def test_exception_of_event_handler_ends_poll_and_next_poll_continues(
     tmp_path: Path, raised: type[BaseException], expected: type[BaseException]
 ) -> None:
     feeds = Feeds(tmp_path, ["a"])
@@ -70,7 +70,7 @@ def test_what_a_handler_of_events_raises_ends_the_call_and_the_next_one_continue
     asyncio.run(main())
 
 
-def test_another_event_loop_is_refused_and_may_close(publisher: rt.Publisher) -> None:
+def test_subscriber_refuses_another_event_loop_except_to_close(publisher: rt.Publisher) -> None:
     before, subscriber = waiting_threads(), rt.aio.Subscriber(publisher.directory, "s")
 
     async def read() -> list[rt.Message]:
@@ -92,7 +92,7 @@ def test_another_event_loop_is_refused_and_may_close(publisher: rt.Publisher) ->
     assert not thread.is_alive()
 
 
-def test_another_event_loop_that_would_wait_for_a_publisher_is_refused(tmp_path: Path) -> None:
+def test_publisher_refuses_wait_from_another_event_loop(tmp_path: Path) -> None:
     tls = tls_of(make_pki(tmp_path / "pki"), "feed")
     publisher = rt.aio.Publisher(tmp_path, "s", publisher_id="feed", endpoints=["localhost:1"], tls=tls)
 
@@ -121,7 +121,7 @@ class _SlowOpening:
         monkeypatch.setattr(rt.client.subscriber, "Subscriber", open_slowly)
 
 
-def test_an_opening_and_a_close_that_are_cancelled_leave_nothing_open(
+def test_cancelled_open_and_close_leave_no_subscriber_open(
     publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, slow = waiting_threads(), _SlowOpening(monkeypatch)
@@ -145,7 +145,7 @@ def test_an_opening_and_a_close_that_are_cancelled_leave_nothing_open(
         slow.opened[0].poll()
 
 
-def test_a_first_call_that_was_cancelled_does_not_hide_the_position(
+def test_position_is_available_after_cancelled_first_poll(
     publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = _SlowOpening(monkeypatch)
@@ -163,7 +163,7 @@ def test_a_first_call_that_was_cancelled_does_not_hide_the_position(
     asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS))
 
 
-def test_one_that_could_not_be_opened_counts_as_not_open(tmp_path: Path) -> None:
+def test_subscriber_is_not_open_after_failed_open(tmp_path: Path) -> None:
     async def main() -> None:
         subscriber = rt.aio.Subscriber(tmp_path, "s")
         with pytest.raises(rt.LogNotFound):

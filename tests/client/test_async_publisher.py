@@ -1,4 +1,4 @@
-"""The publisher for event loops: deliveries end when they are merged, whatever else waits or is cancelled."""
+"""The asyncio publisher completes deliveries when they are merged, despite waits and cancellations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(main: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_delivery_ends_when_its_messages_are_merged(tmp_path: Path, pki: Path) -> None:
+def test_delivery_completes_when_its_messages_are_merged(tmp_path: Path, pki: Path) -> None:
     merged: list[int] = []
     threads: set[threading.Thread] = set()
 
@@ -92,9 +92,7 @@ def test_a_delivery_ends_when_its_messages_are_merged(tmp_path: Path, pki: Path)
 
 
 @pytest.mark.slow
-def test_a_wait_that_is_cancelled_or_times_out_loses_nothing_and_leaves_nothing(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_cancelled_or_timed_out_waits_lose_no_messages_and_are_cleaned_up(tmp_path: Path, pki: Path) -> None:
     async def main(node: PushNode, nodes: NodesInThread) -> None:
         await asyncio.to_thread(nodes.do, node.stop)
         async with publisher_of(tmp_path, pki, node) as publisher:
@@ -122,9 +120,7 @@ def test_a_wait_that_is_cancelled_or_times_out_loses_nothing_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_what_blocks_replication_ends_all_waits_and_is_given_to_the_handler(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_replication_error_ends_all_waits_and_is_passed_to_error_handler(tmp_path: Path, pki: Path) -> None:
     told: list[tuple[rt.RtError, threading.Thread]] = []
 
     async def main(node: PushNode, nodes: NodesInThread) -> None:
@@ -150,9 +146,7 @@ def test_what_blocks_replication_ends_all_waits_and_is_given_to_the_handler(
 
 
 @pytest.mark.slow
-def test_what_blocks_replication_is_raised_by_a_call_that_publishes_though_no_call_waits(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_replication_error_is_raised_once_by_publish_without_waits(tmp_path: Path, pki: Path) -> None:
     async def main(node: PushNode) -> None:
         async with publisher_of(tmp_path, pki, node) as publisher:
             while publisher.status().state != "blocked":  # The push connects before there are messages.
@@ -171,9 +165,7 @@ def test_what_blocks_replication_is_raised_by_a_call_that_publishes_though_no_ca
 
 
 @pytest.mark.slow
-def test_closing_ends_waits_and_an_exception_of_the_block_stays_the_one_raised(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_close_ends_waits_and_does_not_replace_exception_of_with_block(tmp_path: Path, pki: Path) -> None:
     async def main(node: PushNode, nodes: NodesInThread) -> None:
         await asyncio.to_thread(nodes.do, node.stop)
         publisher = publisher_of(tmp_path, pki, node)
@@ -197,7 +189,7 @@ def test_closing_ends_waits_and_an_exception_of_the_block_stays_the_one_raised(
         assert [message.value for message in reader] == [b"one", b"two"]
 
 
-def test_without_endpoints_it_writes_files_and_nothing_can_be_awaited(tmp_path: Path) -> None:
+def test_publisher_without_endpoints_writes_files_and_rejects_await_of_delivery(tmp_path: Path) -> None:
     async def main() -> None:
         publisher = rt.aio.Publisher(tmp_path, "s", publisher_id="feed")
         for use in (lambda: publisher.publish(b""), lambda: publisher.session, publisher.status):
@@ -218,7 +210,7 @@ def test_without_endpoints_it_writes_files_and_nothing_can_be_awaited(tmp_path: 
     run(main())
 
 
-def test_a_directory_in_use_is_told_at_the_opening(tmp_path: Path) -> None:
+def test_open_raises_directory_locked_if_directory_is_in_use(tmp_path: Path) -> None:
     async def main() -> None:
         with rt.Publisher(tmp_path, "s", publisher_id="feed"), pytest.raises(rt.DirectoryLocked):
             async with rt.aio.Publisher(tmp_path, "s", publisher_id="feed"):
@@ -227,9 +219,7 @@ def test_a_directory_in_use_is_told_at_the_opening(tmp_path: Path) -> None:
     run(main())
 
 
-def test_an_opening_that_is_cancelled_leaves_the_directory_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_open_releases_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_opening, may_open, is_closed = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(rt.Publisher):
@@ -282,7 +272,7 @@ class Replication(WaitHandle):
         """Nothing polls."""
 
 
-def test_waits_end_though_the_run_changed_before_it_had_a_message() -> None:
+def test_wait_of_earlier_run_completes_when_later_run_is_merged() -> None:
     """The first message of a dedup session may set its number, which starts another run."""
 
     async def main() -> None:
@@ -301,7 +291,7 @@ def test_waits_end_though_the_run_changed_before_it_had_a_message() -> None:
     asyncio.run(main())
 
 
-def test_an_error_of_a_wait_that_is_cancelled_is_not_reported_to_the_loop() -> None:
+def test_error_of_discarded_wait_is_not_reported_to_event_loop() -> None:
     async def main() -> list[dict[str, Any]]:
         reports: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))

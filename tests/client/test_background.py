@@ -1,4 +1,4 @@
-"""The thread that looks after all publishers of a process: what it reads when, and when it ends."""
+"""The push pool spreads sessions over push processes, watches their progress, and ends with the last."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def ended(made: PushPool, numbers: list[int]) -> None:
     assert made._wake_fd == -1
 
 
-def test_processes_share_the_sessions_and_all_ends_with_the_last_and_begins_again(
+def test_sessions_are_balanced_over_processes_and_pool_restarts_after_last_ends(
     tmp_path: Path, processes: list[FakeProcess]
 ) -> None:
     made = PushPool()
@@ -136,7 +136,7 @@ def test_processes_share_the_sessions_and_all_ends_with_the_last_and_begins_agai
     ended(made, numbers)
 
 
-def test_what_cannot_be_told_to_a_process_is_refused_to_the_caller_alone(tmp_path: Path) -> None:
+def test_invalid_push_request_raises_type_error_and_leaves_pool_usable(tmp_path: Path) -> None:
     made = PushPool()
     follower = FakeFollower(tmp_path / "bad")
     with pytest.raises(TypeError):
@@ -147,7 +147,7 @@ def test_what_cannot_be_told_to_a_process_is_refused_to_the_caller_alone(tmp_pat
     ended(made, numbers)
 
 
-def test_what_is_written_is_seen_and_one_that_cannot_look_harms_no_other(
+def test_written_progress_is_seen_and_failing_follower_affects_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = PushPool()
@@ -162,7 +162,7 @@ def test_what_is_written_is_seen_and_one_that_cannot_look_harms_no_other(
     ended(made, numbers)
 
 
-def test_while_somebody_waits_the_others_are_looked_at_as_well(tmp_path: Path) -> None:
+def test_progress_of_other_followers_is_seen_while_one_is_awaited(tmp_path: Path) -> None:
     made = PushPool()
     (awaited, other), numbers = started(made, tmp_path, 2)
     awaited.is_awaited = True
@@ -179,9 +179,7 @@ def test_while_somebody_waits_the_others_are_looked_at_as_well(tmp_path: Path) -
     ended(made, numbers)
 
 
-def test_without_inotify_what_is_written_is_seen_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_progress_is_seen_without_inotify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(**_: object) -> None:
         raise OSError(errno.EMFILE, "too many")
 
@@ -194,7 +192,9 @@ def test_without_inotify_what_is_written_is_seen_all_the_same(
     ended(made, numbers)
 
 
-def test_it_is_settled_when_the_processes_know_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_is_settled_only_when_its_processes_are_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FakeProcess, "is_open", False)
     made = PushPool()
     made.settle(WAIT_SECONDS)

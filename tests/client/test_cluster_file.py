@@ -1,4 +1,4 @@
-"""`.cluster`: what is written is read, and what is torn, or of an earlier rt, is not taken for an epoch."""
+"""The `.cluster` file round-trips; a torn, corrupt or old file never yields a wrong cluster or epoch."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from rt.sidecar.cluster_file import CLUSTER_FILE, PushedCluster, read_cluster, w
 CLUSTER = PushedCluster(bytes(range(1, 17)), 2**62 + 7)
 
 
-def test_the_cluster_comes_back_and_the_bytes_stand_where_the_diagram_says(tmp_path: Path) -> None:
+def test_cluster_round_trips_with_documented_byte_layout(tmp_path: Path) -> None:
     write_cluster(str(tmp_path), CLUSTER)
     assert read_cluster(str(tmp_path)) == CLUSTER
     data = (tmp_path / CLUSTER_FILE).read_bytes()
@@ -17,12 +17,12 @@ def test_the_cluster_comes_back_and_the_bytes_stand_where_the_diagram_says(tmp_p
     assert int.from_bytes(data[32:40], "little") == CLUSTER.epoch
 
 
-def test_where_there_is_no_file_no_cluster_is_known(tmp_path: Path) -> None:
+def test_missing_file_gives_unknown_cluster(tmp_path: Path) -> None:
     assert read_cluster(str(tmp_path)) == PushedCluster(b"", 0)
 
 
 @pytest.mark.parametrize("length", range(44))
-def test_of_a_cut_file_what_is_whole_counts(tmp_path: Path, length: int) -> None:
+def test_truncated_file_gives_complete_cluster_id_but_no_epoch(tmp_path: Path, length: int) -> None:
     """An earlier rt writes 32 bytes."""
     write_cluster(str(tmp_path), CLUSTER)
     data = (tmp_path / CLUSTER_FILE).read_bytes()
@@ -31,7 +31,7 @@ def test_of_a_cut_file_what_is_whole_counts(tmp_path: Path, length: int) -> None
 
 
 @pytest.mark.parametrize("at", range(44))
-def test_a_wrong_byte_makes_no_other_cluster_or_epoch(tmp_path: Path, at: int) -> None:
+def test_corrupt_byte_gives_no_other_cluster_or_epoch(tmp_path: Path, at: int) -> None:
     write_cluster(str(tmp_path), CLUSTER)
     data = bytearray((tmp_path / CLUSTER_FILE).read_bytes())
     data[at] ^= 0x10

@@ -1,4 +1,4 @@
-"""`rt.connect`: URL, variables and profiles become one set of settings; what is wrong names its source."""
+"""`rt.connect`: settings from the URL, variables and profiles, their precedence, and errors in them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_profiles(home: Path, text: str) -> Path:
     return file
 
 
-def test_a_url_says_everything() -> None:
+def test_url_sets_endpoints_stream_path_and_certificates() -> None:
     expected = ConnectionSettings(("a:1", "[::1]:2"), "trades", "/logs", CertificateSource("/pki"))
     assert settings(URL) == expected
     assert settings(RT_URL=URL) == expected
@@ -43,7 +43,7 @@ def test_a_url_says_everything() -> None:
     assert files == CertificateSource(None, "/c", "/d", "/e f")
 
 
-def test_a_stronger_source_goes_first(home: Path) -> None:
+def test_settings_source_with_higher_precedence_wins(home: Path) -> None:
     write_profiles(
         home,
         """
@@ -75,7 +75,7 @@ def test_a_stronger_source_goes_first(home: Path) -> None:
     assert settings(XDG_CONFIG_HOME="/nowhere", RT_URL=URL).stream == "trades"
 
 
-def test_a_directory_of_certificates_and_files_are_not_mixed(home: Path) -> None:
+def test_certificate_directory_and_certificate_files_are_not_mixed(home: Path) -> None:
     write_profiles(home, '[default]\ntls_dir = "/pki"\n')
     url = "rt://a:1/s?ca=/c&cert=/d&key=/e"
     assert settings(url).certificates == CertificateSource(None, "/c", "/d", "/e")
@@ -98,13 +98,13 @@ def test_a_directory_of_certificates_and_files_are_not_mixed(home: Path) -> None
         ("rt://a:1/s", "no certificate given.*RT_TLS_DIR"),
     ],
 )
-def test_a_malformed_url_is_refused(home: Path, url: str, problem: str) -> None:
+def test_malformed_or_incomplete_url_raises_invalid_option(home: Path, url: str, problem: str) -> None:
     assert home
     with pytest.raises(InvalidOption, match=problem):
         settings(url)
 
 
-def test_what_is_no_url_and_no_name_is_refused(pki: Path) -> None:
+def test_url_or_client_name_of_wrong_type_is_rejected(pki: Path) -> None:
     with pytest.raises(InvalidOption, match="not a URL of rt: got 5"):
         rt.connect(5)
     client = rt.connect(endpoints=["127.0.0.1:1"], stream="trades", tls_dir=pki)
@@ -125,12 +125,12 @@ def test_what_is_no_url_and_no_name_is_refused(pki: Path) -> None:
         ({"tls_dir": ""}, "not a path .at tls_dir of arguments.: got ''"),
     ],
 )
-def test_an_argument_of_another_type_is_refused(wrong: dict[str, Any], problem: str) -> None:
+def test_connect_argument_of_wrong_type_is_rejected(wrong: dict[str, Any], problem: str) -> None:
     with pytest.raises(rt.RtError, match=problem):
         rt.connect("rt://a:1/s?tls_dir=d", **wrong)
 
 
-def test_a_malformed_stream_is_refused() -> None:
+def test_malformed_stream_name_raises_invalid_name() -> None:
     with pytest.raises(InvalidName, match="a/b"):
         settings("rt://a:1/a/b?tls_dir=d")
 
@@ -146,7 +146,9 @@ def test_a_malformed_stream_is_refused() -> None:
         ("[default]\n[prod]\n", "prd", "no such profile.*'prd'.*default, prod"),
     ],
 )
-def test_a_malformed_profile_is_refused(home: Path, text: str, profile: str | None, problem: str) -> None:
+def test_malformed_or_unknown_profile_raises_invalid_option_with_file_path(
+    home: Path, text: str, profile: str | None, problem: str
+) -> None:
     file = write_profiles(home, text)
     with pytest.raises(InvalidOption, match=problem) as caught:
         settings(URL, profile)
@@ -166,7 +168,7 @@ def certificate(pki: Path, role: Role, name: str) -> None:
     issue(pki, Identity("trades", role, name))
 
 
-def test_the_only_certificate_of_a_role_is_used(pki: Path) -> None:
+def test_certificate_is_found_by_role_and_needs_name_if_several_match(pki: Path) -> None:
     for role, name in (("publisher", "feed1"), ("subscriber", "reader1"), ("operator", "ops")):
         certificate(pki, role, name)
     (pki / "broken.crt").write_text("no PEM")
@@ -191,9 +193,7 @@ def test_the_only_certificate_of_a_role_is_used(pki: Path) -> None:
         found.find("publisher", "../feed1")
 
 
-def test_a_client_makes_publishers_and_subscribers_in_directories_of_their_own(
-    pki: Path, tmp_path: Path
-) -> None:
+def test_client_opens_publisher_and_subscriber_in_separate_directories(pki: Path, tmp_path: Path) -> None:
     certificate(pki, "publisher", "feed1")
     certificate(pki, "subscriber", "reader1")
     client = rt.connect(endpoints=["127.0.0.1:1"], stream="trades", path=tmp_path / "logs", tls_dir=pki)
@@ -205,7 +205,7 @@ def test_a_client_makes_publishers_and_subscribers_in_directories_of_their_own(
         assert subscriber.directory == str(tmp_path / "logs/subscribers/reader1/trades/merged")
 
 
-def test_the_same_for_event_loops(pki: Path, tmp_path: Path) -> None:
+def test_client_opens_async_subscriber_in_its_own_directory(pki: Path, tmp_path: Path) -> None:
     certificate(pki, "subscriber", "reader1")
     client = rt.connect(endpoints="127.0.0.1:1", stream="trades", path=tmp_path / "logs", tls_dir=pki)
 
@@ -218,13 +218,13 @@ def test_the_same_for_event_loops(pki: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["path", "tls_dir", "ca"])
-def test_a_path_with_a_zero_byte_is_refused_at_once(key: str) -> None:
+def test_url_path_setting_with_zero_byte_raises_invalid_option(key: str) -> None:
     with pytest.raises(rt.InvalidOption, match=f"a zero byte in a setting .at {key} of the URL"):
         merge_sources({}, f"rt://localhost:5002/s?{key}=a%00b")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
-def test_a_file_of_profiles_that_is_no_regular_file_is_an_error_and_not_waited_for(
+def test_profile_file_that_is_not_regular_raises_invalid_option_without_blocking(
     home: Path, kind: str
 ) -> None:
     file = home / ".config" / "rt" / "config.toml"

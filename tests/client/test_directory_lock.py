@@ -1,4 +1,4 @@
-"""One publisher holds a directory: forks, programs that are being started, removed lock files."""
+"""A publisher's directory lock: forks, processes being started, interrupts, and removed lock files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_publisher_outlives_its_test() -> Iterator[None]:
         pull_the_plug(publisher)
 
 
-def test_a_forked_child_gives_the_lock_up(tmp_path: Path) -> None:
+def test_forked_child_releases_directory_lock(tmp_path: Path) -> None:
     publisher = on_files(tmp_path)
     ready, say_ready = os.pipe()
     wait_for_end, end = os.pipe()
@@ -51,7 +51,7 @@ def test_a_forked_child_gives_the_lock_up(tmp_path: Path) -> None:
             os.close(descriptor)
 
 
-def test_no_lock_outlives_the_process_that_took_it_in_a_forked_child(tmp_path: Path) -> None:
+def test_store_lock_is_released_when_its_process_dies_though_forked_child_survives(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from rt.objects import SqliteStore
@@ -76,7 +76,7 @@ os.wait()
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_fork_just_when_a_lock_is_taken_does_not_keep_it(
+def test_child_forked_while_lock_is_being_acquired_does_not_inherit_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, forked = threading.Event(), threading.Event()
@@ -103,7 +103,7 @@ def test_a_fork_just_when_a_lock_is_taken_does_not_keep_it(
     locks[0].close()
 
 
-def test_an_interrupt_when_a_lock_was_just_taken_closes_its_descriptor_once(
+def test_interrupt_after_lock_is_acquired_closes_its_descriptor_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second close could meet a file that another thread has opened since."""
@@ -125,7 +125,7 @@ def test_an_interrupt_when_a_lock_was_just_taken_closes_its_descriptor_once(
     REAL.lock(path).close()
 
 
-def test_a_lock_is_free_when_it_is_given_back_though_a_program_that_is_being_started_has_it(
+def test_closed_lock_is_free_while_duplicate_of_its_descriptor_is_open(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "lock"
@@ -137,7 +137,7 @@ def test_a_lock_is_free_when_it_is_given_back_though_a_program_that_is_being_sta
     os.close(copy)
 
 
-def test_a_publisher_whose_thread_cannot_start_releases_the_directory(
+def test_publisher_releases_directory_if_its_thread_cannot_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -151,7 +151,7 @@ def test_a_publisher_whose_thread_cannot_start_releases_the_directory(
     on_memory(disk).close()
 
 
-def test_a_publisher_whose_lock_file_was_removed_fails_at_its_next_flush(tmp_path: Path) -> None:
+def test_publisher_flush_raises_storage_failed_after_lock_file_is_removed(tmp_path: Path) -> None:
     publisher = on_files(tmp_path, linger_ms=60_000, fsync="never")
     (Path(publisher.directory) / "lock").unlink()
     with on_files(tmp_path, linger_ms=60_000) as second:
@@ -164,7 +164,7 @@ def test_a_publisher_whose_lock_file_was_removed_fails_at_its_next_flush(tmp_pat
     assert [m.value for m in read(publisher.directory)] == [b"second"]
 
 
-def test_a_second_publisher_of_a_name_is_told_how_to_name_each(tmp_path: Path) -> None:
+def test_directory_locked_error_suggests_distinct_publisher_name(tmp_path: Path) -> None:
     """Also with the default name, that of the host, which all workers of a host share."""
     for name, example in ((None, "~2"), ("feed1", "feed1~2"), ("feed1~7", "feed1~2")):
         with (

@@ -1,4 +1,4 @@
-"""A pause, a close or an error at any moment: no message is skipped, and `position` passes none."""
+"""Delivery interrupted by a pause, close, fork or error: no message is skipped, `position` is exact."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_first_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) ->
 
 
 @pytest.mark.parametrize("most", [None, 1, 4, COUNT])
-def test_a_pause_during_a_read_loses_nothing_however_few_messages_are_wanted(
+def test_pause_during_read_loses_no_message_for_any_batch_limit(
     publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch, most: int | None
 ) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
@@ -55,7 +55,7 @@ def test_a_pause_during_a_read_loses_nothing_however_few_messages_are_wanted(
 
 
 @pytest.mark.parametrize("most", [None, 1, 4, COUNT])
-def test_a_close_during_a_read_passes_over_no_message(
+def test_close_during_read_does_not_advance_position(
     publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch, most: int | None
 ) -> None:
     subscriber = rt.Subscriber(publisher.directory, "stream", name="sub")
@@ -99,7 +99,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], rt
 
 
 @pytest.mark.parametrize("size", [10_000, 200_000])
-def test_a_message_that_could_not_be_copied_comes_next(
+def test_message_is_delivered_next_after_memory_error_while_copying_it(
     large: Callable[[int], rt.LogReader], size: int
 ) -> None:
     """Out of memory, or an interrupt: its copy takes most of the time."""
@@ -114,7 +114,7 @@ def test_a_message_that_could_not_be_copied_comes_next(
 
 
 @pytest.mark.parametrize("size", [10_000, 200_000])
-def test_a_poll_without_memory_returns_what_it_has_and_the_rest_comes_next(
+def test_poll_out_of_memory_returns_copied_messages_and_next_poll_continues(
     large: Callable[[int], rt.LogReader], size: int
 ) -> None:
     with large(size) as reader:
@@ -160,7 +160,7 @@ class Forked:
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
 
-def test_a_fork_between_two_messages_of_a_batch_ends_the_iteration_in_the_child(
+def test_iteration_raises_closed_in_child_forked_between_messages_of_batch(
     publisher: rt.Publisher,
 ) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
@@ -172,7 +172,7 @@ def test_a_fork_between_two_messages_of_a_batch_ends_the_iteration_in_the_child(
     assert got == list(range(COUNT))
 
 
-def test_a_batch_during_whose_read_a_process_forks_is_not_delivered_in_the_child(
+def test_batch_is_not_delivered_in_child_forked_during_its_read(
     publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:

@@ -1,4 +1,4 @@
-"""A publisher's promise (`max_silence`) in its directory: which ends keep it, and what nodes are told."""
+"""A publisher's silence promise (`max_silence`): when it is kept or ended, and how nodes receive it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def promise(directory: str | Path) -> WrittenLimit | None:
     return read_silence_limit(REAL, str(directory))
 
 
-def test_without_the_option_there_is_no_promise(tmp_path: Path) -> None:
+def test_publisher_without_max_silence_writes_no_promise(tmp_path: Path) -> None:
     with publisher_in(tmp_path) as publisher:
         assert promise(publisher.directory) is None
 
@@ -61,7 +61,7 @@ def test_without_the_option_there_is_no_promise(tmp_path: Path) -> None:
     [(None, False), (KeyboardInterrupt, False), (SystemExit, False), (ValueError, True)],
     ids=["close", "Ctrl-C", "sys.exit", "an error"],
 )
-def test_a_promise_ends_with_the_block_unless_an_error_ends_it(
+def test_promise_ends_with_block_unless_an_error_is_raised(
     tmp_path: Path, error: type[BaseException] | None, is_kept: bool
 ) -> None:
     publisher = publisher_in(tmp_path, max_silence=2.5)
@@ -76,7 +76,7 @@ def test_a_promise_ends_with_the_block_unless_an_error_ends_it(
 
 
 @pytest.mark.parametrize("end", ["killed", "not closed"])
-def test_a_program_that_dies_keeps_its_promise_until_the_next_run(tmp_path: Path, end: str) -> None:
+def test_promise_of_killed_or_unclosed_publisher_survives_until_next_run(tmp_path: Path, end: str) -> None:
     script = (
         "import os, rt, signal, sys\n"
         "publisher = rt.Publisher(sys.argv[1], 's', publisher_id='feed', max_silence=60)\n"
@@ -93,7 +93,7 @@ def test_a_program_that_dies_keeps_its_promise_until_the_next_run(tmp_path: Path
     assert promise(directory) is None
 
 
-def test_a_run_without_a_promise_takes_back_that_of_the_run_before(tmp_path: Path) -> None:
+def test_run_without_max_silence_removes_promise_of_previous_run(tmp_path: Path) -> None:
     directory = tmp_path / "s" / "sessions" / "feed"
     with pytest.raises(ValueError), publisher_in(tmp_path, max_silence=60):
         raise ValueError
@@ -102,7 +102,7 @@ def test_a_run_without_a_promise_takes_back_that_of_the_run_before(tmp_path: Pat
         assert promise(directory) is None
 
 
-def test_a_run_that_begins_at_another_number_makes_the_promise_again(tmp_path: Path) -> None:
+def test_run_starting_at_another_number_writes_promise_again(tmp_path: Path) -> None:
     """The cluster ends a promise when a later run is opened."""
     with publisher_in(tmp_path, dedup_id="quotes", max_silence=60) as publisher:
         publisher.publish(b"one", number=100)
@@ -110,7 +110,7 @@ def test_a_run_that_begins_at_another_number_makes_the_promise_again(tmp_path: P
     assert promise(publisher.directory) is None
 
 
-def test_a_promise_that_could_not_be_written_at_the_start_of_a_run_is_made_before_its_first_batch(
+def test_promise_is_written_before_first_batch_after_disk_was_full_at_run_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -128,7 +128,7 @@ def test_a_promise_that_could_not_be_written_at_the_start_of_a_run_is_made_befor
     assert promise(publisher.directory) is None
 
 
-def test_a_late_close_does_not_end_the_promise_of_the_next_publisher(tmp_path: Path) -> None:
+def test_repeated_close_does_not_end_promise_of_next_publisher(tmp_path: Path) -> None:
     first = publisher_in(tmp_path, max_silence=60)
     first.close()
     with publisher_in(tmp_path, max_silence=60) as second:
@@ -137,12 +137,12 @@ def test_a_late_close_does_not_end_the_promise_of_the_next_publisher(tmp_path: P
 
 
 @pytest.mark.parametrize("value", [0, 0.5, -1, float("nan"), float("inf"), 1e12, "60", True])
-def test_a_limit_that_cannot_be_is_refused(tmp_path: Path, value: object) -> None:
+def test_invalid_max_silence_raises_invalid_option(tmp_path: Path, value: object) -> None:
     with pytest.raises(rt.InvalidOption, match="max_silence"):
         publisher_in(tmp_path, max_silence=value)
 
 
-def test_the_asyncio_publisher_promises_too(tmp_path: Path) -> None:
+def test_asyncio_publisher_writes_promise_and_ends_it_at_close(tmp_path: Path) -> None:
     async def play() -> None:
         async with rt.aio.Publisher(tmp_path, "s", publisher_id="feed", max_silence=60) as publisher:
             assert promise(publisher.directory) == (0, 60_000)
@@ -151,7 +151,7 @@ def test_the_asyncio_publisher_promises_too(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-def test_rt_pub_promises_and_ends_in_order(tmp_path: Path) -> None:
+def test_rt_pub_ends_promise_at_exit_and_exits_with_2_for_invalid_max_silence(tmp_path: Path) -> None:
     arguments = ["pub", "--path", str(tmp_path), "--stream", "s", "--name", "feed"]
     result = CliRunner().invoke(cli, [*arguments, "--max-silence", "60"], input="one\n")
     assert result.exit_code == 0, result.output
@@ -164,7 +164,7 @@ def test_rt_pub_promises_and_ends_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"RTSILENC", bytes(32), b"RTSILENC" + bytes(24)])
-def test_a_file_that_is_no_promise_is_no_end_of_one(tmp_path: Path, content: bytes) -> None:
+def test_malformed_promise_file_raises_corrupt(tmp_path: Path, content: bytes) -> None:
     (tmp_path / SILENCE_FILE).write_bytes(content)
     with pytest.raises(rt.Corrupt):
         read_silence_limit(REAL, str(tmp_path))
@@ -183,7 +183,7 @@ def pushing(publisher: rt.Publisher, node: PushNode) -> PushClient:
     return PushClient(publisher.directory, "s", [node.endpoint], insecure=True)
 
 
-def test_the_nodes_are_told_the_promise_and_that_the_publisher_was_closed_in_order(tmp_path: Path) -> None:
+def test_node_receives_promise_and_its_end_when_publisher_closes(tmp_path: Path) -> None:
     async def play() -> None:
         node = await PushNode(members=1).start()
         publisher = publisher_in(tmp_path, max_silence=60)
@@ -202,7 +202,7 @@ def test_the_nodes_are_told_the_promise_and_that_the_publisher_was_closed_in_ord
     run(play())
 
 
-def test_a_push_that_starts_after_the_close_ends_the_promise_that_the_cluster_knows(tmp_path: Path) -> None:
+def test_push_started_after_close_ends_promise_known_to_cluster(tmp_path: Path) -> None:
     async def play() -> None:
         node = await PushNode(members=1).start()
         with publisher_in(tmp_path) as publisher:
@@ -218,7 +218,7 @@ def test_a_push_that_starts_after_the_close_ends_the_promise_that_the_cluster_kn
 
 
 @pytest.mark.parametrize("runs", [(5, 6), (6, 5)], ids=["behind first", "behind last"])
-def test_a_node_that_is_behind_does_not_hide_the_promise_of_the_last_run(
+def test_promise_of_last_run_is_used_though_lagging_node_reports_earlier_run(
     tmp_path: Path, runs: tuple[int, int]
 ) -> None:
     """It knows of an earlier run only, whose end settles nothing."""
@@ -231,7 +231,7 @@ def test_a_node_that_is_behind_does_not_hide_the_promise_of_the_last_run(
     assert silence.is_settled
 
 
-def test_a_push_does_not_end_before_the_end_of_the_promise_is_committed(tmp_path: Path) -> None:
+def test_push_does_not_finish_before_end_of_promise_is_committed(tmp_path: Path) -> None:
     async def play() -> None:
         node = await PushNode(members=1).start()
         node.committed, node.settles = SilenceLimit(0, 60_000), False
@@ -250,7 +250,7 @@ def test_a_push_does_not_end_before_the_end_of_the_promise_is_committed(tmp_path
     run(play())
 
 
-def test_the_promise_of_a_killed_publisher_is_told_before_the_push_ends(tmp_path: Path) -> None:
+def test_push_sends_promise_of_killed_publisher_before_it_finishes(tmp_path: Path) -> None:
     async def play() -> None:
         node = await PushNode(members=1).start()
         publisher = publisher_in(tmp_path, max_silence=60)
@@ -266,7 +266,7 @@ def test_the_promise_of_a_killed_publisher_is_told_before_the_push_ends(tmp_path
 
 
 @pytest.mark.parametrize("option", [{}, {"max_silence": 60}], ids=["no promise", "an older node"])
-def test_nothing_is_told_without_a_promise_or_to_an_older_node(
+def test_push_sends_no_silence_limit_without_promise_or_to_older_node(
     tmp_path: Path, option: dict[str, float]
 ) -> None:
     async def play() -> None:

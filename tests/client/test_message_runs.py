@@ -1,4 +1,4 @@
-"""The run of a message: numbers that are given again after a power loss are told apart by it."""
+"""The run of a message distinguishes numbers that are reused after a power loss."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def read_range(interest: Projection) -> Callable[[MemoryDisk], list[rt.Message]]
     [read_each, read_columns, read_range(EVERYTHING), read_range(Projection(topics=frozenset({""})))],
     ids=["messages", "columns", "range", "topics of a range"],
 )
-def test_numbers_given_again_after_a_power_loss_are_told_apart_by_their_run(
+def test_numbers_reused_after_power_loss_are_distinguished_by_run(
     disk: MemoryDisk, read: Callable[[MemoryDisk], list[rt.Message]]
 ) -> None:
     found = read(disk)
@@ -105,11 +105,11 @@ def test_numbers_given_again_after_a_power_loss_are_told_apart_by_their_run(
     assert len({(one.session, one.run, one.number) for one in found}) == 70
 
 
-def test_a_log_with_numbers_given_again_is_sound(disk: MemoryDisk) -> None:
+def test_verify_finds_no_problem_in_log_with_reused_numbers(disk: MemoryDisk) -> None:
     assert verify(MERGED, disk=disk).all_problems == []
 
 
-def test_a_session_log_has_the_runs_of_its_segments() -> None:
+def test_session_log_messages_have_run_of_their_segment() -> None:
     disk = MemoryDisk()
     for _ in range(3):
         with rt.Publisher("/root", "stream", publisher_id="feed", disk=disk) as publisher:
@@ -118,7 +118,7 @@ def test_a_session_log_has_the_runs_of_its_segments() -> None:
         assert [(one.run, one.number) for one in reader] == [(0, 0), (0, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
 
 
-def test_the_run_is_shown_as_json_and_in_a_dump(disk: MemoryDisk) -> None:
+def test_run_is_shown_in_json_and_in_dump(disk: MemoryDisk) -> None:
     rows = Polled(read_each(disk))
     said = [json.loads(line) for line in envelopes(rows.messages())]
     assert [(one["run"], one["number"], one["value"].encode()) for one in said] == WANTED
@@ -127,7 +127,7 @@ def test_the_run_is_shown_as_json_and_in_a_dump(disk: MemoryDisk) -> None:
     assert b"feed/1#29 " in lines[69]
 
 
-def test_the_run_survives_slices_and_selections(disk: MemoryDisk) -> None:
+def test_run_is_kept_in_batch_slices_and_selections(disk: MemoryDisk) -> None:
     (batch,) = RangeReader(MERGED, 0, 70, on_loss=pytest.fail, disk=disk).batches()
     assert batch.runs.tolist() == [0] * 40 + [1] * 30
     assert batch.slice(39, 41).runs.tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""`.progress`: what is written is read, what is torn is not, and no level goes back."""
+"""The `.progress` file: encoding, corrupt or partial records, and levels that never decrease."""
 
 import threading
 from pathlib import Path
@@ -43,21 +43,21 @@ records = st.builds(
 
 
 @given(records)
-def test_a_record_comes_back_as_it_was_written(record: ProgressRecord) -> None:
+def test_record_round_trips_through_encoding(record: ProgressRecord) -> None:
     data = encode_progress(record)
     assert len(data) == PROGRESS_BYTES
     assert decode_progress(data) == record
 
 
 @given(records, st.integers(0, RECORD_BYTES - 1), st.integers(1, 255))
-def test_a_record_with_a_wrong_byte_is_none(record: ProgressRecord, at: int, flip: int) -> None:
+def test_record_with_corrupt_byte_decodes_to_none(record: ProgressRecord, at: int, flip: int) -> None:
     data = bytearray(encode_progress(record))
     data[at] ^= flip
     assert decode_progress(bytes(data)) is None
 
 
 @given(records)
-def test_an_earlier_rt_reads_the_first_64_bytes_and_writes_no_more(record: ProgressRecord) -> None:
+def test_record_of_earlier_rt_without_cluster_id_is_first_64_bytes(record: ProgressRecord) -> None:
     """The push process of an upgraded machine beside a publisher that still runs, and the other way round."""
     data = encode_progress(record)
     assert data == encode_progress(replace(record, cluster=b""))[:RECORD_BYTES] + data[RECORD_BYTES:]
@@ -75,18 +75,20 @@ def test_an_earlier_rt_reads_the_first_64_bytes_and_writes_no_more(record: Progr
         (b"", b"", False),
     ],
 )
-def test_a_record_counts_for_its_cluster(recorded: bytes, session: bytes, *, counts: bool) -> None:
+def test_record_matches_only_its_incarnation_and_cluster(
+    recorded: bytes, session: bytes, *, counts: bool
+) -> None:
     record = ProgressRecord(INCARNATION, cluster=recorded)
     assert record.is_of(INCARNATION, session) == counts
     assert not record.is_of(bytes(16), session)
 
 
 @given(st.binary(max_size=80))
-def test_garbage_is_none(data: bytes) -> None:
+def test_random_bytes_decode_to_none(data: bytes) -> None:
     assert decode_progress(data) is None
 
 
-def test_the_bytes_stand_where_the_diagram_says() -> None:
+def test_encoded_record_matches_documented_byte_layout() -> None:
     data = encode_progress(
         ProgressRecord(INCARNATION, Level(3, 77), Level(2, 66), PushState.FENCED, 9, 5, CLUSTER)
     )
@@ -97,24 +99,24 @@ def test_the_bytes_stand_where_the_diagram_says() -> None:
     assert [int.from_bytes(data[at : at + 8], "little") for at in (40, 48)] == [77, 66]
 
 
-def test_a_record_of_a_newer_version_is_refused_by_its_number() -> None:
+def test_record_of_newer_version_raises_unknown_version() -> None:
     data = encode_progress(ProgressRecord(INCARNATION))
     with pytest.raises(rt.UnknownVersion, match="got 2, expected 1"):
         decode_progress(sealed(data[:8] + b"\x02\x00" + data[10:RECORD_BYTES]))
 
 
-def test_what_a_node_lacks_that_is_being_sent_it_is_not_deleted() -> None:
+def test_deletable_level_excludes_messages_a_node_is_still_missing() -> None:
     assert ProgressRecord(INCARNATION, merged=Level(2, 66), lacking=6).deletable == Level(2, 60)
     assert ProgressRecord(INCARNATION, merged=Level(2, 66), lacking=70).deletable == Level(2, 0)
 
 
-def test_the_sequence_starts_again_at_its_end() -> None:
+def test_sequence_wraps_to_zero_after_32_bits() -> None:
     record = decode_progress(encode_progress(ProgressRecord(INCARNATION, sequence=2**32)))
     assert record is not None
     assert record.sequence == 0
 
 
-def test_where_there_is_no_file_nothing_is_known(tmp_path: Path) -> None:
+def test_missing_empty_or_malformed_progress_file_reads_as_none(tmp_path: Path) -> None:
     assert read_progress(str(tmp_path)) is None
     (tmp_path / PROGRESS_FILE).write_bytes(b"")
     assert read_progress(str(tmp_path)) is None
@@ -122,7 +124,7 @@ def test_where_there_is_no_file_nothing_is_known(tmp_path: Path) -> None:
     assert read_progress(str(tmp_path)) is None
 
 
-def test_levels_do_not_go_back_not_even_over_a_restart_of_the_writer() -> None:
+def test_levels_never_decrease_even_after_writer_restart() -> None:
     disk = MemoryDisk()
     disk.make_directory("/s")
     file = ProgressFile("/s", INCARNATION, CLUSTER, disk=disk)
@@ -136,7 +138,7 @@ def test_levels_do_not_go_back_not_even_over_a_restart_of_the_writer() -> None:
     )
 
 
-def test_another_incarnation_starts_from_nothing() -> None:
+def test_new_incarnation_resets_levels() -> None:
     disk = MemoryDisk()
     disk.make_directory("/s")
     ProgressFile("/s", INCARNATION, CLUSTER, disk=disk).write(replicated=Level(1, 50), merged=Level(1, 20))
@@ -147,7 +149,7 @@ def test_another_incarnation_starts_from_nothing() -> None:
 
 
 @pytest.mark.parametrize("cluster", [b"", b"another cluster!"])
-def test_another_cluster_starts_from_nothing(cluster: bytes) -> None:
+def test_change_of_cluster_resets_levels(cluster: bytes) -> None:
     disk = MemoryDisk()
     disk.make_directory("/s")
     ProgressFile("/s", INCARNATION, CLUSTER, disk=disk).write(replicated=Level(1, 50), merged=Level(1, 20))
@@ -160,7 +162,7 @@ def test_another_cluster_starts_from_nothing(cluster: bytes) -> None:
     )
 
 
-def test_what_has_not_changed_is_not_written() -> None:
+def test_unchanged_record_is_not_written_again() -> None:
     disk = MemoryDisk()
     disk.make_directory("/s")
     file = ProgressFile("/s", INCARNATION, CLUSTER, disk=disk)
@@ -169,7 +171,7 @@ def test_what_has_not_changed_is_not_written() -> None:
     assert file.record.sequence == 1
 
 
-def test_a_reader_beside_a_writer_never_reads_half_a_record(tmp_path: Path) -> None:
+def test_concurrent_reader_never_reads_partial_record(tmp_path: Path) -> None:
     file = ProgressFile(str(tmp_path), INCARNATION, CLUSTER)
     file.write(replicated=Level(0, 1), merged=Level(0, 1))
 

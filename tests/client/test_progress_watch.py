@@ -19,7 +19,7 @@ def files_in(path: Path, count: int) -> list[str]:
     return [str(path / str(number)) for number in range(count)]
 
 
-def test_what_was_written_is_named_once_and_what_was_removed_never(tmp_path: Path) -> None:
+def test_watch_reports_each_written_file_once_and_removed_file_never(tmp_path: Path) -> None:
     watch = ProgressWatch()
     assert watch.fileno() == -1
     for number, path in enumerate(files := files_in(tmp_path, 3)):
@@ -39,7 +39,7 @@ def test_what_was_written_is_named_once_and_what_was_removed_never(tmp_path: Pat
     assert watch.changed() == set()
 
 
-def test_two_with_one_file_are_both_named_and_one_stays_when_the_other_goes(tmp_path: Path) -> None:
+def test_two_entries_of_one_file_are_both_reported_until_each_is_removed(tmp_path: Path) -> None:
     (path,) = files_in(tmp_path, 1)
     watch = ProgressWatch()
     watch.add(1, path)
@@ -55,7 +55,7 @@ def test_two_with_one_file_are_both_named_and_one_stays_when_the_other_goes(tmp_
     assert watch.fileno() == -1
 
 
-def test_a_file_that_cannot_be_watched_is_polled(
+def test_file_is_polled_if_it_cannot_be_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def exhausted(**_: object) -> None:
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_watched_is_polled(
     assert (watch.fileno(), watch.polled) == (-1, set())
 
 
-def test_looks_become_rare_while_nothing_changes_and_frequent_when_something_does() -> None:
+def test_poll_backoff_doubles_up_to_maximum_and_resets_on_change() -> None:
     pace = PollBackoff()
     pauses = [pace.seconds]
     for is_changed in (False, False, False, False, False, True, False):

@@ -1,4 +1,4 @@
-"""Publishing to real files and to a disk with faults: numbers, batches, syncs, and what goes wrong."""
+"""A publisher on real files and on a faulty disk: numbers, batches, syncs, recovery and errors."""
 
 import contextlib
 import errno
@@ -49,7 +49,7 @@ def pull_the_plug(publisher: rt.Publisher) -> None:
         publisher._abandon()
 
 
-def test_messages_come_back_as_they_were_published(tmp_path: Path) -> None:
+def test_messages_are_read_back_as_published(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         assert publisher.publish(b"one", topic="a", timestamp_ns=5) == 0
         assert publisher.publish(b"", topic="ü") == 1
@@ -64,7 +64,7 @@ def test_messages_come_back_as_they_were_published(tmp_path: Path) -> None:
     assert [messages[0].timestamp_ns, messages[2].timestamp_ns, messages[3].timestamp_ns] == [5, -1, 7]
 
 
-def test_a_restart_continues_with_the_next_number_in_the_next_session_number(tmp_path: Path) -> None:
+def test_restart_continues_with_next_message_number_in_next_run(tmp_path: Path) -> None:
     for life in range(3):
         with open_publisher(tmp_path) as publisher:
             assert publisher.publish(b"%d" % life) == life
@@ -76,7 +76,7 @@ def test_a_restart_continues_with_the_next_number_in_the_next_session_number(tmp
     ]
 
 
-def test_a_second_publisher_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+def test_second_publisher_on_same_directory_raises_directory_locked(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         with pytest.raises(rt.DirectoryLocked, match=r"already in use.*Another publisher has the session"):
             open_publisher(tmp_path)
@@ -84,7 +84,7 @@ def test_a_second_publisher_on_the_same_directory_is_refused(tmp_path: Path) -> 
     assert [m.value for m in read(publisher.directory)] == [b"still works"]
 
 
-def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+def test_second_process_on_same_directory_raises_directory_locked(tmp_path: Path) -> None:
     program = "import rt, sys; rt.Publisher(sys.argv[1], 'stream', publisher_id='feed')"
     with open_publisher(tmp_path):
         done = subprocess.run(
@@ -94,14 +94,14 @@ def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> No
     assert "DirectoryLocked" in done.stderr
 
 
-def test_a_directory_of_another_session_is_refused(tmp_path: Path) -> None:
+def test_directory_of_another_session_raises_invalid_name(tmp_path: Path) -> None:
     open_publisher(tmp_path).close()
     shutil.move(session_of(tmp_path), session_of(tmp_path, "other"))
     with pytest.raises(rt.InvalidName, match="belongs to another log"):
         rt.Publisher(tmp_path, "stream", publisher_id="other")
 
 
-def test_threads_share_a_publisher_and_each_keeps_its_order(tmp_path: Path) -> None:
+def test_threads_sharing_a_publisher_keep_their_own_order(tmp_path: Path) -> None:
     numbers: dict[int, list[int]] = {}
 
     def work(thread: int) -> None:
@@ -119,7 +119,7 @@ def test_threads_share_a_publisher_and_each_keeps_its_order(tmp_path: Path) -> N
         assert [messages[number].value for number in own] == [b"%d %d" % (thread, i) for i in range(3000)]
 
 
-def test_a_message_is_written_after_the_linger_without_a_flush(tmp_path: Path) -> None:
+def test_message_is_written_after_linger_without_flush(tmp_path: Path) -> None:
     with (
         open_publisher(tmp_path, linger_ms=1) as publisher,
         rt.LogReader(publisher.directory, follow=True) as reader,
@@ -128,14 +128,14 @@ def test_a_message_is_written_after_the_linger_without_a_flush(tmp_path: Path) -
         assert [m.value for m in reader.poll(timeout=120)] == [b"now"]
 
 
-def test_a_full_batch_is_written_before_it_lingers(tmp_path: Path) -> None:
+def test_full_batch_is_written_before_linger_ends(tmp_path: Path) -> None:
     with open_publisher(tmp_path, linger_ms=LONG_MS, batch_bytes=4096) as publisher:
         for _ in range(10):
             publisher.publish(bytes(1000))
         assert len(read(publisher.directory)) in {8, 9}
 
 
-def test_batches_never_grow_beyond_batch_bytes_but_for_one_message(tmp_path: Path) -> None:
+def test_messages_of_mixed_sizes_around_batch_bytes_are_all_read_back(tmp_path: Path) -> None:
     sizes = [10, 3000, 2000, 9000, 1, 4096, 4095, 0, 5000, 5000]
     with open_publisher(tmp_path, linger_ms=LONG_MS, batch_bytes=4096) as publisher:
         for size in sizes:
@@ -148,7 +148,7 @@ def test_batches_never_grow_beyond_batch_bytes_but_for_one_message(tmp_path: Pat
 
 
 @pytest.mark.parametrize("fsync", ["batch", "interval", "never"])
-def test_flush_returns_when_everything_is_on_the_medium(fsync: str) -> None:
+def test_flushed_message_survives_power_loss_with_each_fsync_policy(fsync: str) -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, fsync=fsync)
     publisher.publish(b"kept")
@@ -160,7 +160,7 @@ def test_flush_returns_when_everything_is_on_the_medium(fsync: str) -> None:
     assert [m.value for m in read(again.directory, disk=left)] == [b"kept"]
 
 
-def test_the_policy_batch_syncs_each_batch_without_a_flush() -> None:
+def test_fsync_batch_policy_syncs_full_batches_without_flush() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, fsync="batch", batch_bytes=4096)
     publisher.publish_many([bytes(1000)] * 8)
@@ -170,7 +170,7 @@ def test_the_policy_batch_syncs_each_batch_without_a_flush() -> None:
         assert again.next_number >= 6
 
 
-def test_the_policy_interval_syncs_written_batches_by_itself() -> None:
+def test_fsync_interval_policy_syncs_written_batches_without_flush() -> None:
     disk = MemoryDisk()
     synced = threading.Event()
     publisher = on_memory(disk, fsync="interval", linger_ms=0)
@@ -184,7 +184,7 @@ def test_the_policy_interval_syncs_written_batches_by_itself() -> None:
         assert again.next_number == 1
 
 
-def test_zstd_works_end_to_end_and_saves_space(tmp_path: Path) -> None:
+def test_zstd_messages_are_read_back_and_take_less_space(tmp_path: Path) -> None:
     values = [b"the same words again and again %d" % i for i in range(5000)]
     with open_publisher(tmp_path, compression="zstd") as publisher:
         publisher.publish_many(values)
@@ -194,7 +194,7 @@ def test_zstd_works_end_to_end_and_saves_space(tmp_path: Path) -> None:
     assert (session_of(tmp_path) / "log.0.0").stat().st_size < sum(map(len, values)) / 3
 
 
-def test_segments_roll_and_read_as_one_log(tmp_path: Path) -> None:
+def test_rolled_segments_are_read_as_one_log(tmp_path: Path) -> None:
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         for number in range(50):
             publisher.publish(b"%d" % number * 100)
@@ -203,7 +203,7 @@ def test_segments_roll_and_read_as_one_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 16 * 2**20 - 1, 16 * 2**20, 16 * 2**20 + 1])
-def test_messages_of_every_size_come_back(tmp_path: Path, size: int) -> None:
+def test_messages_of_sizes_up_to_above_16_mib_are_read_back(tmp_path: Path, size: int) -> None:
     value = os.urandom(size)
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"before")
@@ -212,7 +212,7 @@ def test_messages_of_every_size_come_back(tmp_path: Path, size: int) -> None:
     assert [m.value for m in read(publisher.directory)] == [b"before", value, b"small", value, b"after"]
 
 
-def test_a_message_above_the_limit_is_refused_and_uses_no_number(tmp_path: Path) -> None:
+def test_message_above_size_limit_raises_message_too_large_and_uses_no_number(tmp_path: Path) -> None:
     over = bytes(MESSAGE_BYTES_MAX + 1)
     with open_publisher(tmp_path) as publisher:
         with pytest.raises(rt.MessageTooLarge, match=f"got {MESSAGE_BYTES_MAX + 1} bytes.*Split"):
@@ -222,7 +222,7 @@ def test_a_message_above_the_limit_is_refused_and_uses_no_number(tmp_path: Path)
         assert publisher.publish(b"first") == 0
 
 
-def test_more_topics_than_a_batch_holds_go_into_the_next_one(tmp_path: Path) -> None:
+def test_topic_above_batch_topic_limit_starts_next_batch(tmp_path: Path) -> None:
     count = TOPICS_MAX + 1
     with open_publisher(tmp_path, linger_ms=LONG_MS, batch_bytes=16 * 2**20) as publisher:
         for topic in range(count):
@@ -260,7 +260,7 @@ NO_MESSAGES = {
 
 
 @pytest.mark.parametrize("name", NO_MESSAGES)
-def test_what_is_no_message_is_refused_and_uses_no_number(tmp_path: Path, name: str) -> None:
+def test_invalid_message_is_rejected_and_uses_no_number(tmp_path: Path, name: str) -> None:
     call, error = NO_MESSAGES[name]
     with open_publisher(tmp_path) as publisher:
         with pytest.raises(error):
@@ -269,7 +269,7 @@ def test_what_is_no_message_is_refused_and_uses_no_number(tmp_path: Path, name: 
     assert [m.value for m in read(publisher.directory)] == [b"good"]
 
 
-def test_buffers_of_bytes_are_copied(tmp_path: Path) -> None:
+def test_published_buffers_are_copied(tmp_path: Path) -> None:
     buffer = bytearray(b"as it was")
     with open_publisher(tmp_path) as publisher:
         publisher.publish(buffer)
@@ -289,7 +289,7 @@ def test_buffers_of_bytes_are_copied(tmp_path: Path) -> None:
         ("compression", "gzip"),
     ],
 )
-def test_an_option_out_of_range_names_itself_and_makes_no_directory(
+def test_invalid_option_is_named_in_error_and_creates_no_directory(
     tmp_path: Path, option: str, value
 ) -> None:
     with pytest.raises(ValueError, match=option):
@@ -300,7 +300,7 @@ def test_an_option_out_of_range_names_itself_and_makes_no_directory(
 @pytest.mark.parametrize(
     "name", ["", "..", "a/b", ".hidden", "-x", "a" * 129, "a\0b", "ü", "a~", "~b", "a~b~c"]
 )
-def test_a_name_outside_the_alphabet_makes_no_directory(tmp_path: Path, name: str) -> None:
+def test_invalid_name_raises_invalid_name_and_creates_no_directory(tmp_path: Path, name: str) -> None:
     with pytest.raises(rt.InvalidName):
         rt.Publisher(tmp_path, "stream", publisher_id=name)
     if name != "a~b":
@@ -309,7 +309,7 @@ def test_a_name_outside_the_alphabet_makes_no_directory(tmp_path: Path, name: st
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_clock_that_goes_back_never_takes_the_timestamps_back(
+def test_timestamps_never_decrease_when_clock_moves_backwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.chain([100, 50, 120], itertools.repeat(60))
@@ -321,7 +321,7 @@ def test_a_clock_that_goes_back_never_takes_the_timestamps_back(
     assert [m.timestamp_ns for m in read(publisher.directory)] == [100, 100, 120, 120, 120]
 
 
-def test_a_closed_publisher_raises_closed(tmp_path: Path) -> None:
+def test_closed_publisher_raises_closed(tmp_path: Path) -> None:
     publisher = open_publisher(tmp_path)
     publisher.close()
     publisher.close()
@@ -330,7 +330,7 @@ def test_a_closed_publisher_raises_closed(tmp_path: Path) -> None:
             call()
 
 
-def test_a_publisher_that_was_not_closed_is_flushed_at_exit(tmp_path: Path) -> None:
+def test_unclosed_publisher_is_flushed_at_process_exit(tmp_path: Path) -> None:
     program = (
         "import rt, sys\n"
         "p = rt.Publisher(sys.argv[1], 'stream', publisher_id='feed', linger_ms=60_000)\n"
@@ -340,7 +340,7 @@ def test_a_publisher_that_was_not_closed_is_flushed_at_exit(tmp_path: Path) -> N
     assert [m.value for m in read(session_of(tmp_path))] == [b"last words"]
 
 
-def test_a_forked_child_may_not_write(tmp_path: Path) -> None:
+def test_publish_in_forked_child_raises_closed(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"parent's")
         child = os.fork()
@@ -354,7 +354,7 @@ def test_a_forked_child_may_not_write(tmp_path: Path) -> None:
     assert [m.value for m in read(publisher.directory)] == [b"parent's"]
 
 
-def test_a_forked_child_releases_all_publishers_whatever_becomes_of_one(
+def test_forked_child_releases_all_publishers_though_closing_each_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as opened:
@@ -378,7 +378,7 @@ def test_a_forked_child_releases_all_publishers_whatever_becomes_of_one(
         monkeypatch.undo()
 
 
-def test_a_dedup_session_continues_at_its_sources_number(tmp_path: Path) -> None:
+def test_dedup_session_starts_each_run_at_given_number(tmp_path: Path) -> None:
     with open_publisher(tmp_path, dedup_id="group") as publisher:
         assert publisher.publish(b"a", number=100) == 100
         assert publisher.publish(b"b") == 101
@@ -398,7 +398,7 @@ def test_a_dedup_session_continues_at_its_sources_number(tmp_path: Path) -> None
 # The disk
 
 
-def test_a_full_disk_uses_no_number_and_works_again_with_space() -> None:
+def test_publish_on_full_disk_uses_no_number_and_continues_once_space_is_free() -> None:
     disk = MemoryDisk(capacity_bytes=20_000)
     with on_memory(disk, batch_bytes=4096) as publisher:
         taken = []
@@ -417,7 +417,7 @@ def test_a_full_disk_uses_no_number_and_works_again_with_space() -> None:
 
 
 @pytest.mark.parametrize("is_bulk", [False, True])
-def test_topics_that_interrupted_calls_left_do_not_block_the_publisher(tmp_path: Path, is_bulk: bool) -> None:
+def test_topics_left_by_interrupted_calls_do_not_block_publisher(tmp_path: Path, is_bulk: bool) -> None:
     with open_publisher(tmp_path, batch_bytes=4096, linger_ms=LONG_MS) as publisher:
         for topic in ("lost", "lost too", "and this one"):
             publisher._writer.make_room(topic, 16, (("lost", b""),))  # The call ended here.
@@ -430,7 +430,7 @@ def test_topics_that_interrupted_calls_left_do_not_block_the_publisher(tmp_path:
     assert found[0].headers == (("k", b"v"),)
 
 
-def test_a_full_disk_in_the_middle_of_many_says_how_many_were_accepted(tmp_path: Path) -> None:
+def test_publish_many_on_full_disk_reports_accepted_numbers(tmp_path: Path) -> None:
     disk = FaultyDisk(rt.log.disk.REAL, capacity_bytes=30_000)
     values = [b"%05d" % number * 100 for number in range(200)]
     options = {"batch_bytes": 4096, "roll_bytes": 8192, "linger_ms": LONG_MS}
@@ -444,7 +444,7 @@ def test_a_full_disk_in_the_middle_of_many_says_how_many_were_accepted(tmp_path:
     assert [m.value for m in read(publisher.directory)] == values
 
 
-def test_a_full_disk_while_rolling_loses_nothing() -> None:
+def test_disk_full_during_roll_loses_no_message() -> None:
     for change in range(12):
         disk = MemoryDisk()
         with on_memory(disk, batch_bytes=4096, roll_bytes=4096) as publisher:
@@ -524,7 +524,7 @@ FullNowAndThen.TestCase.settings = settings(max_examples=20, stateful_step_count
 TestADiskThatIsFullNowAndThenLosesNothing = FullNowAndThen.TestCase
 
 
-def test_a_failed_fsync_is_final_until_the_publisher_is_opened_again() -> None:
+def test_fsync_failure_is_permanent_until_publisher_is_reopened() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk)
     publisher.publish(b"safe")
@@ -547,7 +547,7 @@ def test_a_failed_fsync_is_final_until_the_publisher_is_opened_again() -> None:
 
 
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "rename", "create", "sync_directory"])
-def test_a_disk_error_at_any_place_stops_the_publisher_and_a_new_one_continues(operation: str) -> None:
+def test_new_publisher_keeps_flushed_messages_after_error_in_any_disk_operation(operation: str) -> None:
     for at in range(1, 6):
         disk = MemoryDisk()
         with on_memory(disk, batch_bytes=4096, roll_bytes=4096) as publisher:
@@ -570,7 +570,7 @@ def test_a_disk_error_at_any_place_stops_the_publisher_and_a_new_one_continues(o
         assert numbers == list(range(again.next_number)), (operation, at)
 
 
-def test_a_directory_that_disappears_is_noticed_at_the_flush(tmp_path: Path) -> None:
+def test_flush_raises_storage_failed_if_directory_was_removed(tmp_path: Path) -> None:
     publisher = open_publisher(tmp_path, linger_ms=LONG_MS)
     publisher.publish(b"lost")
     shutil.rmtree(tmp_path / "stream")
@@ -580,7 +580,7 @@ def test_a_directory_that_disappears_is_noticed_at_the_flush(tmp_path: Path) -> 
         publisher.close()
 
 
-def test_planted_links_are_not_followed(tmp_path: Path) -> None:
+def test_symlink_in_place_of_segment_is_not_followed(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_bytes(b"untouched")
     open_publisher(tmp_path / "root").close()
@@ -591,7 +591,7 @@ def test_planted_links_are_not_followed(tmp_path: Path) -> None:
     assert canary.read_bytes() == b"untouched"
 
 
-def test_files_are_private_to_their_owner(tmp_path: Path) -> None:
+def test_session_files_are_accessible_only_to_owner(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"")
     assert {path.stat().st_mode & 0o777 for path in session_of(tmp_path).iterdir()} == {0o600}
@@ -607,7 +607,7 @@ def damage(path: Path, offset: int, mask: int = 1) -> None:
     path.write_bytes(content)
 
 
-def test_a_tail_torn_at_any_byte_of_the_last_batch_loses_only_that_batch(tmp_path: Path) -> None:
+def test_torn_tail_at_any_byte_of_last_batch_loses_only_that_batch(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     with open_publisher(whole) as publisher:
         publisher.publish(b"kept")
@@ -629,7 +629,7 @@ def test_a_tail_torn_at_any_byte_of_the_last_batch_loses_only_that_batch(tmp_pat
         assert [m.value for m in read(session_of(root))] == [b"kept", b"next"]
 
 
-def test_a_flipped_bit_below_the_durable_end_is_damage_and_never_cut(tmp_path: Path) -> None:
+def test_corrupt_byte_below_durable_end_raises_corrupt_and_is_never_truncated(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         for value in (b"one", b"two", b"three"):
             publisher.publish(value)
@@ -650,7 +650,7 @@ def test_a_flipped_bit_below_the_durable_end_is_damage_and_never_cut(tmp_path: P
 
 
 @pytest.mark.parametrize("size", [1, 8, 63])
-def test_a_truncated_header_is_damage(tmp_path: Path, size: int) -> None:
+def test_truncated_segment_header_raises_corrupt(tmp_path: Path, size: int) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"gone")
         publisher.flush()
@@ -660,7 +660,7 @@ def test_a_truncated_header_is_damage(tmp_path: Path, size: int) -> None:
         open_publisher(tmp_path)
 
 
-def test_an_empty_newest_segment_is_damage_for_its_numbers_are_unknown(tmp_path: Path) -> None:
+def test_empty_untrimmed_newest_segment_raises_corrupt(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"gone")
         publisher.flush()
@@ -670,7 +670,7 @@ def test_an_empty_newest_segment_is_damage_for_its_numbers_are_unknown(tmp_path:
         open_publisher(tmp_path)
 
 
-def test_a_synced_segment_that_vanished_is_damage(tmp_path: Path) -> None:
+def test_missing_synced_segment_raises_corrupt(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"gone")
         publisher.flush()
@@ -680,7 +680,7 @@ def test_a_synced_segment_that_vanished_is_damage(tmp_path: Path) -> None:
         open_publisher(tmp_path)
 
 
-def test_a_sealed_segment_that_is_shorter_is_damage(tmp_path: Path) -> None:
+def test_truncated_sealed_segment_raises_corrupt(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"sealed")
     open_publisher(tmp_path).close()
@@ -690,7 +690,7 @@ def test_a_sealed_segment_that_is_shorter_is_damage(tmp_path: Path) -> None:
         open_publisher(tmp_path)
 
 
-def test_an_unknown_version_is_refused_by_name(tmp_path: Path) -> None:
+def test_segment_of_newer_version_raises_unknown_version(tmp_path: Path) -> None:
     from rt.log.format.checksum import crc32c
 
     with open_publisher(tmp_path) as publisher:
@@ -709,7 +709,7 @@ def test_an_unknown_version_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["segments", "durable", "index.0.0"])
 @pytest.mark.parametrize("how", ["deleted", "damaged", "emptied"])
-def test_a_lost_side_file_is_made_again_from_the_log(tmp_path: Path, name: str, how: str) -> None:
+def test_deleted_corrupt_or_empty_side_file_is_rebuilt_from_log(tmp_path: Path, name: str, how: str) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish_many([b"%d" % number for number in range(100)])
     with open_publisher(tmp_path) as publisher:
@@ -729,7 +729,7 @@ def test_a_lost_side_file_is_made_again_from_the_log(tmp_path: Path, name: str, 
     assert [m.value for m in read(session_of(tmp_path))] == [b"%d" % number for number in range(102)]
 
 
-def test_a_lost_table_is_made_again_with_trimmed_segments_in_it(tmp_path: Path) -> None:
+def test_deleted_segment_table_is_rebuilt_after_trim(tmp_path: Path) -> None:
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(500)] * 40)
         publisher.flush()
@@ -743,7 +743,7 @@ def test_a_lost_table_is_made_again_with_trimmed_segments_in_it(tmp_path: Path) 
     assert [m.number for m in read(session_of(tmp_path))] == list(range(first, 41))
 
 
-def test_leftovers_of_a_crash_are_cleared_away(tmp_path: Path) -> None:
+def test_temporary_files_left_by_crash_are_deleted_at_open(tmp_path: Path) -> None:
     open_publisher(tmp_path).close()
     for name in (".log.1.0.new", ".segments.new"):
         (session_of(tmp_path) / name).write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""Closing a publisher, what its callers pass, and its background thread."""
+"""Closing a publisher: concurrent calls and failures; also invalid arguments and the background thread."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def no_publisher_outlives_its_test() -> Iterator[None]:
 # Closing
 
 
-def test_nothing_is_taken_between_the_last_write_of_a_close_and_its_end() -> None:
+def test_calls_during_close_after_last_write_raise_closed() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk)
     publisher.publish(b"0")
@@ -59,7 +59,7 @@ def test_nothing_is_taken_between_the_last_write_of_a_close_and_its_end() -> Non
 
 
 @pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
-def test_a_flush_that_returned_beside_a_close_is_durable(fsync: str) -> None:
+def test_flush_returned_during_concurrent_close_is_durable(fsync: str) -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, fsync=fsync)
     flushed: list[int] = []
@@ -86,7 +86,7 @@ def test_a_flush_that_returned_beside_a_close_is_durable(fsync: str) -> None:
     assert set(flushed) <= set(left)
 
 
-def test_two_closes_at_once_both_return() -> None:
+def test_close_called_during_close_returns() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk)
     publisher.publish(b"x")
@@ -103,7 +103,7 @@ def test_two_closes_at_once_both_return() -> None:
 
 
 @pytest.mark.parametrize("operation", ["pwritev", "sync"])
-def test_a_close_that_fails_releases_the_lock(operation: Operation) -> None:
+def test_close_failing_with_disk_error_releases_lock(operation: Operation) -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk)
     publisher.publish(b"x")
@@ -113,7 +113,7 @@ def test_a_close_that_fails_releases_the_lock(operation: Operation) -> None:
     on_memory(disk).close()
 
 
-def test_a_close_that_meets_an_unexpected_error_releases_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_failing_with_unexpected_error_releases_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk)
     publisher.publish(b"x")
@@ -131,7 +131,7 @@ def fail_to_encode(*args: object, **options: object) -> None:
 # What a caller gives
 
 
-def test_one_call_may_write_any_number_of_small_batches(tmp_path: Path) -> None:
+def test_publish_many_writes_thousands_of_small_batches_in_one_call(tmp_path: Path) -> None:
     with on_files(tmp_path, batch_bytes=4096, fsync="never") as publisher:
         assert publisher.publish_many([bytes(1501)] * 40_000) == range(40_000)
     with rt.LogReader(publisher.directory) as reader:
@@ -152,7 +152,7 @@ def test_one_call_may_write_any_number_of_small_batches(tmp_path: Path) -> None:
     ids=["2-D", "surrogate", "last", "too large", "negative", "float", "float to come"],
 )
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_slip_of_the_caller_is_refused_and_harms_nothing(
+def test_invalid_argument_is_rejected_and_publisher_continues(
     slip: Callable[[rt.Publisher], object], before: int
 ) -> None:
     disk = MemoryDisk()
@@ -170,7 +170,7 @@ def test_a_slip_of_the_caller_is_refused_and_harms_nothing(
 # The background thread
 
 
-def test_the_batch_of_a_small_publish_many_is_written_without_another_call(tmp_path: Path) -> None:
+def test_small_publish_many_is_written_without_another_call(tmp_path: Path) -> None:
     interval = sys.getswitchinterval()
     with (
         on_files(tmp_path, linger_ms=0, fsync="never") as publisher,
@@ -185,7 +185,7 @@ def test_the_batch_of_a_small_publish_many_is_written_without_another_call(tmp_p
             sys.setswitchinterval(interval)
 
 
-def test_the_sync_interval_runs_while_a_long_linger_does() -> None:
+def test_fsync_interval_syncs_during_long_linger() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, fsync="interval", batch_bytes=4096)
     synced, sync_to = threading.Event(), publisher._log.writer.sync_to
@@ -203,7 +203,7 @@ def test_the_sync_interval_runs_while_a_long_linger_does() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0, math.inf])
-def test_a_background_thread_that_fails_is_told_to_the_caller(
+def test_background_thread_failure_raises_storage_failed_in_later_calls(
     monkeypatch: pytest.MonkeyPatch, pause_s: float
 ) -> None:
     """Also if the call itself tried to write before: its message was accepted, and is not to be repeated."""

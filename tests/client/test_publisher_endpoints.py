@@ -1,4 +1,4 @@
-"""Publishers with endpoints: what is replicated and merged, who waits, and who goes on when they end."""
+"""Publishers with endpoints: replication, waiting, trimming, and the push process that outlives them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def pushes() -> list[int]:
 # Without nodes
 
 
-def test_without_endpoints_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+def test_wait_without_endpoints_raises_value_error(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish(b"one")
         publisher.flush()
@@ -118,7 +118,7 @@ def test_without_endpoints_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
         ({"local_persistence": -1}, "local_persistence"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
+def test_invalid_endpoint_options_raise_value_error_and_create_no_directory(
     tmp_path: Path, options: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ValueError, match=match):
@@ -130,7 +130,7 @@ def sealed(run: int, roll: int, end: int, sealed_ns: int = 0) -> SealedSegment:
     return SealedSegment(SegmentId(run, roll), 0, end, 100, 0, 0, 0, sealed_ns)
 
 
-def test_only_a_prefix_of_merged_segments_goes() -> None:
+def test_only_prefix_of_merged_segments_is_trimmable() -> None:
     segments = [sealed(0, 0, 10), sealed(0, 1, 20), sealed(1, 0, 30)]
     assert trimmable(segments, Level(0, 9), now_ns=5, persistence_ns=0) == TrimmableLog(None, None)
     assert trimmable(segments, Level(0, 10), now_ns=5, persistence_ns=0).before == SegmentId(0, 1)
@@ -147,7 +147,7 @@ def test_only_a_prefix_of_merged_segments_goes() -> None:
     st.integers(0, 200),
     st.integers(0, 60),
 )
-def test_nothing_goes_before_its_time_and_the_time_is_returned(
+def test_segments_are_trimmable_only_after_local_persistence_and_wait_is_returned(
     sealed_ns: list[int], merged: int, now_ns: int, persistence_ns: int
 ) -> None:
     segments = [sealed(0, roll, roll + 1, at) for roll, at in enumerate(sorted(sealed_ns))]
@@ -169,7 +169,7 @@ def test_nothing_goes_before_its_time_and_the_time_is_returned(
 
 
 @pytest.mark.slow
-def test_a_message_is_replicated_and_merged_and_waiting_says_so(tmp_path: Path, pki: Path) -> None:
+def test_wait_returns_when_message_is_replicated_and_merged(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes, publisher_of(tmp_path, pki, nodes) as publisher:
         number = publisher.publish(b"one")
         publisher.wait(number, level="replicated", timeout=WAIT_SECONDS)
@@ -187,7 +187,7 @@ def test_a_message_is_replicated_and_merged_and_waiting_says_so(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_on_merged_is_told_how_far_messages_are_merged_whatever_it_raises(tmp_path: Path, pki: Path) -> None:
+def test_on_merged_receives_increasing_merged_ends_even_after_it_raises(tmp_path: Path, pki: Path) -> None:
     told: list[int] = []
     threads: set[str] = set()
 
@@ -211,9 +211,7 @@ def test_on_merged_is_told_how_far_messages_are_merged_whatever_it_raises(tmp_pa
 
 
 @pytest.mark.slow
-def test_waiting_for_what_a_majority_does_not_have_times_out_and_may_be_tried_again(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_wait_times_out_without_majority_and_can_be_retried(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         for node in nodes.nodes:
             node.merges = False
@@ -231,7 +229,7 @@ def test_waiting_for_what_a_majority_does_not_have_times_out_and_may_be_tried_ag
 
 
 @pytest.mark.slow
-def test_a_fenced_publisher_gets_an_error_and_its_push_client_stays_down(tmp_path: Path, pki: Path) -> None:
+def test_fenced_publisher_raises_fenced_and_is_not_pushed_again(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         for node in nodes.nodes:
             node.refusal = rt.Overloaded("try again")
@@ -255,7 +253,7 @@ def test_a_fenced_publisher_gets_an_error_and_its_push_client_stays_down(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cores")
-def test_publishers_share_a_push_process_also_one_after_the_other(tmp_path: Path, pki: Path) -> None:
+def test_concurrent_and_successive_publishers_share_one_push_process(tmp_path: Path, pki: Path) -> None:
     with one_node(pki) as (one, nodes), one_node(pki) as (other, others):
         with (
             publisher_of(tmp_path, pki, nodes) as first,
@@ -276,9 +274,7 @@ def test_publishers_share_a_push_process_also_one_after_the_other(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cores")
-def test_a_push_process_that_dies_is_started_again_also_for_a_publisher_that_was_closed(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_killed_push_process_restarts_for_open_and_closed_publishers(tmp_path: Path, pki: Path) -> None:
     with one_node(pki) as (_, nodes), one_node(pki) as (other, others):
         others.do(other.stop)
         with publisher_of(tmp_path, pki, nodes) as open_one:
@@ -296,7 +292,7 @@ def test_a_push_process_that_dies_is_started_again_also_for_a_publisher_that_was
 
 
 @pytest.mark.slow
-def test_what_is_left_at_close_is_pushed_by_the_process_that_continues(tmp_path: Path, pki: Path) -> None:
+def test_push_process_sends_messages_left_unsent_at_close(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         for node in nodes.nodes:
             node.merges = False  # What one of them merges a majority would have.
@@ -313,7 +309,7 @@ def test_what_is_left_at_close_is_pushed_by_the_process_that_continues(tmp_path:
 
 
 @pytest.mark.slow
-def test_close_lingers_until_a_majority_has_everything(tmp_path: Path, pki: Path) -> None:
+def test_close_waits_until_all_messages_are_replicated_and_merged(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         publisher = publisher_of(tmp_path, pki, nodes)
         publisher.publish_many([bytes(1000)] * 2000)
@@ -325,9 +321,7 @@ def test_close_lingers_until_a_majority_has_everything(tmp_path: Path, pki: Path
 @pytest.mark.slow
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("cores", [1, 2], indirect=True)
-def test_a_publisher_that_opens_again_takes_over_from_the_client_that_drains(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_reopened_publisher_takes_over_from_draining_push_client(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         for node in nodes.nodes:
             nodes.do(node.stop)
@@ -346,7 +340,9 @@ def test_a_publisher_that_opens_again_takes_over_from_the_client_that_drains(
 
 
 @pytest.mark.slow
-def test_sealed_segments_that_are_merged_are_deleted_and_no_others(tmp_path: Path, pki: Path) -> None:
+def test_merged_sealed_segments_are_deleted_unless_local_persistence_keeps_them(
+    tmp_path: Path, pki: Path
+) -> None:
     with three_nodes(pki) as nodes:
         with publisher_of(tmp_path, pki, nodes, roll_bytes=10_000) as publisher:
             for _ in range(10):
@@ -406,7 +402,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["close", "kill"])
-def test_what_publishers_have_written_comes_to_the_nodes_whatever_became_of_their_process(
+def test_written_messages_reach_nodes_after_publisher_process_closes_or_is_killed(
     tmp_path: Path, pki: Path, what: str
 ) -> None:
     with one_node(pki) as (one, nodes), one_node(pki) as (other, others):
@@ -440,7 +436,7 @@ def test_what_publishers_have_written_comes_to_the_nodes_whatever_became_of_thei
 
 
 @pytest.mark.slow
-def test_why_no_node_accepts_a_session_is_in_the_programs_log_and_in_the_file_that_the_error_names(
+def test_rejection_reason_is_in_program_log_and_push_log_file(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with one_node(pki) as (node, nodes):
@@ -465,9 +461,7 @@ def test_why_no_node_accepts_a_session_is_in_the_programs_log_and_in_the_file_th
 
 
 @pytest.mark.slow
-def test_a_push_process_that_outlives_its_program_adds_to_the_file_of_each_session(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_push_process_outliving_its_program_appends_to_push_log_of_session(tmp_path: Path, pki: Path) -> None:
     with one_node(pki) as (node, nodes):
         nodes.do(node.stop)
         directory = tmp_path / "s" / "sessions" / "feed~0"
@@ -491,7 +485,7 @@ def test_a_push_process_that_outlives_its_program_adds_to_the_file_of_each_sessi
 
 
 @pytest.mark.slow
-def test_a_state_that_an_earlier_push_client_left_does_not_count(tmp_path: Path, pki: Path) -> None:
+def test_push_state_left_by_earlier_push_client_is_ignored(tmp_path: Path, pki: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         origin, directory = publisher._log.writer.identity.origin, publisher.directory
     file = ProgressFile(directory, origin, b"")

@@ -1,4 +1,4 @@
-"""What keeps a publisher's messages from the nodes: how the program, its operator and the log learn of it."""
+"""Replication problems of a publisher: the errors its calls raise, `status()`, `on_error` and the log."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ REFUSALS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__)
-def test_what_blocks_replication_is_raised_typed_by_each_kind_of_call(
+def test_refusal_is_raised_by_wait_and_close_and_reported_by_on_error_and_status(
     tmp_path: Path, pki: Path, refusal: rt.RtError
 ) -> None:
     told: queue.SimpleQueue[rt.RtError] = queue.SimpleQueue()
@@ -138,7 +138,7 @@ def test_what_blocks_replication_is_raised_typed_by_each_kind_of_call(
 
 
 @pytest.mark.slow
-def test_the_end_of_a_with_block_raises_what_blocks_replication(tmp_path: Path, pki: Path) -> None:
+def test_with_block_end_raises_refusal_and_messages_are_kept(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         publisher = publisher_of(tmp_path, pki, nodes)
         with pytest.raises(rt.CertificateError, match="only a publisher"), publisher:
@@ -150,7 +150,7 @@ def test_the_end_of_a_with_block_raises_what_blocks_replication(tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["publish", "publish_many", "flush"])
-def test_the_next_call_raises_it_once_and_then_messages_are_accepted(
+def test_refusal_is_raised_once_by_next_call_and_then_messages_are_accepted(
     tmp_path: Path, pki: Path, call: str
 ) -> None:
     noticed = threading.Event()
@@ -175,9 +175,7 @@ def test_the_next_call_raises_it_once_and_then_messages_are_accepted(
 
 
 @pytest.mark.slow
-def test_a_program_may_go_on_until_the_cause_is_mended_and_a_second_problem_is_raised_again(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_publisher_recovers_when_refusal_ends_and_raises_second_refusal(tmp_path: Path, pki: Path) -> None:
     told: queue.SimpleQueue[rt.RtError] = queue.SimpleQueue()
     with (
         three_nodes(pki) as nodes,
@@ -205,7 +203,7 @@ def test_a_program_may_go_on_until_the_cause_is_mended_and_a_second_problem_is_r
 
 
 @pytest.mark.slow
-def test_a_certificate_that_the_nodes_refuse_in_the_handshake_is_raised_until_it_is_renewed_on_disk(
+def test_certificate_refused_in_handshake_raises_certificate_error_until_renewed_on_disk(
     tmp_path: Path, pki: Path
 ) -> None:
     files = tmp_path / "files"
@@ -229,9 +227,7 @@ def test_a_certificate_that_the_nodes_refuse_in_the_handshake_is_raised_until_it
 
 
 @pytest.mark.slow
-def test_files_that_the_push_process_cannot_use_are_raised_until_they_can_be_used(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_missing_key_file_raises_certificate_error_until_it_is_restored(tmp_path: Path, pki: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     for name in ("ca.crt", "feed.crt", "feed.key"):
@@ -248,7 +244,9 @@ def test_files_that_the_push_process_cannot_use_are_raised_until_they_can_be_use
 
 
 @pytest.mark.slow
-def test_after_fencing_each_call_raises_and_what_was_published_stays(tmp_path: Path, pki: Path) -> None:
+def test_each_call_raises_fenced_after_fencing_and_published_messages_are_kept(
+    tmp_path: Path, pki: Path
+) -> None:
     with three_nodes(pki) as nodes:
         publisher = publisher_of(tmp_path, pki, nodes)
         number = publisher.publish(b"one")
@@ -267,7 +265,7 @@ def test_after_fencing_each_call_raises_and_what_was_published_stays(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_node_that_refuses_while_others_accept_stops_nothing_and_status_names_it(
+def test_refusal_by_one_node_does_not_block_replication_and_is_shown_in_status(
     tmp_path: Path, pki: Path
 ) -> None:
     with three_nodes(pki) as nodes:
@@ -282,7 +280,7 @@ def test_a_node_that_refuses_while_others_accept_stops_nothing_and_status_names_
 
 
 @pytest.mark.slow
-def test_the_error_handler_may_close_the_publisher(tmp_path: Path, pki: Path) -> None:
+def test_error_handler_can_close_publisher(tmp_path: Path, pki: Path) -> None:
     closed: queue.SimpleQueue[object] = queue.SimpleQueue()
 
     def close(error: rt.RtError) -> None:
@@ -301,7 +299,7 @@ def test_the_error_handler_may_close_the_publisher(tmp_path: Path, pki: Path) ->
 
 
 @pytest.mark.slow
-def test_nodes_that_cannot_be_reached_are_named_in_status_in_timeouts_and_in_one_log_line(
+def test_unreachable_nodes_are_named_in_status_timeout_and_one_log_line(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoints = endpoints_without_nodes()
@@ -332,7 +330,7 @@ def test_nodes_that_cannot_be_reached_are_named_in_status_in_timeouts_and_in_one
     assert all(f"{endpoint}: connection refused" in line for endpoint in endpoints)
 
 
-def test_an_exception_in_the_block_waits_two_seconds_at_most_and_stays_the_one_that_is_raised(
+def test_exception_in_with_block_limits_close_wait_to_2_seconds_and_is_not_replaced(
     tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
@@ -363,7 +361,7 @@ def test_an_exception_in_the_block_waits_two_seconds_at_most_and_stays_the_one_t
 @pytest.mark.parametrize(
     "rejection", [rt.BadContents("the batch cannot be decoded"), rt.ProtocolViolation("not that chunk")]
 )
-def test_bytes_that_every_node_rejects_are_one_problem_until_they_are_accepted(
+def test_bytes_rejected_by_every_node_are_one_problem_until_accepted(
     tmp_path: Path, pki: Path, rejection: rt.RtError
 ) -> None:
     told: queue.SimpleQueue[rt.RtError] = queue.SimpleQueue()
@@ -402,7 +400,7 @@ with rt.Publisher(
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_what_stays_on_the_disk_and_who_sends_it(tmp_path: Path, pki: Path) -> None:
+def test_ctrl_c_logs_unsent_messages_and_hand_off_to_push_process(tmp_path: Path, pki: Path) -> None:
     files = [pki / name for name in ("ca.crt", "feed.crt", "feed.key")]
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, tmp_path, *files, *endpoints_without_nodes()],
@@ -429,7 +427,7 @@ def test_ctrl_c_says_what_stays_on_the_disk_and_who_sends_it(tmp_path: Path, pki
 # Without nodes
 
 
-def test_a_publisher_stays_open_if_the_timeout_of_close_is_no_duration(tmp_path: Path) -> None:
+def test_publisher_stays_open_after_close_with_invalid_timeout(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         for wrong in (float("nan"), "1"):
             with pytest.raises(rt.InvalidOption, match="not a duration"):
@@ -438,7 +436,7 @@ def test_a_publisher_stays_open_if_the_timeout_of_close_is_no_duration(tmp_path:
         publisher.close(None)
 
 
-def test_a_publisher_without_endpoints_is_local(tmp_path: Path) -> None:
+def test_status_of_publisher_without_endpoints_is_local(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish(b"one")
         status = publisher.status()
@@ -460,7 +458,7 @@ def test_a_publisher_without_endpoints_is_local(tmp_path: Path) -> None:
         (0, 3, rt.CertificateError("refused"), "blocked"),
     ],
 )
-def test_the_state_follows_from_the_connections(
+def test_state_is_derived_from_endpoint_connections_and_error(
     connected: int, failed: int, error: rt.RtError | None, state: str
 ) -> None:
     endpoints = [EndpointStatus(f"n{index}:1", is_connected=True) for index in range(connected)]
@@ -472,9 +470,7 @@ def test_the_state_follows_from_the_connections(
 
 
 @pytest.mark.parametrize(("members", "state"), [(0, "waiting"), (5, "waiting"), (3, "replicating")])
-def test_a_majority_of_the_members_is_enough_however_many_endpoints_there_are(
-    members: int, state: str
-) -> None:
+def test_state_is_replicating_if_majority_of_members_is_connected(members: int, state: str) -> None:
     endpoints = [EndpointStatus(f"n{index}:1", is_connected=True) for index in range(2)]
     endpoints += [
         EndpointStatus(f"m{index}:1", is_connected=False, error=rt.RtError("x")) for index in range(2)
@@ -482,7 +478,7 @@ def test_a_majority_of_the_members_is_enough_however_many_endpoints_there_are(
     assert state_of(None, tuple(endpoints), members) == state
 
 
-def test_unsent_messages_are_counted_over_runs_and_segments() -> None:
+def test_unsent_messages_are_counted_across_runs_and_segments() -> None:
     segments = [
         SegmentExtent(SegmentId(0, 0), 0, 10, 1000),
         SegmentExtent(SegmentId(0, 1), 10, 20, 1000),
@@ -497,7 +493,7 @@ def test_unsent_messages_are_counted_over_runs_and_segments() -> None:
     assert above(segments, Level(2, 0)) == (0, 0)
 
 
-def test_whoever_sees_that_replication_is_blocked_has_something_raised() -> None:
+def test_problem_sets_unraised_error_before_error_becomes_visible() -> None:
     """`status` reads the error, and `publish` what it raises, without the lock."""
     seen = []
 
@@ -513,7 +509,7 @@ def test_whoever_sees_that_replication_is_blocked_has_something_raised() -> None
     assert problem.error is not None
 
 
-def test_a_problem_that_is_mended_before_a_call_is_not_raised() -> None:
+def test_problem_resolved_before_next_call_is_not_raised() -> None:
     problem = ReplicationProblem("/session", None)
     problem.record(rt.CertificateError("refused"))
     problem.record(None)
@@ -521,7 +517,7 @@ def test_a_problem_that_is_mended_before_a_call_is_not_raised() -> None:
     problem.raise_always()
 
 
-def test_another_problem_is_raised_although_the_first_one_lasts() -> None:
+def test_different_problem_is_raised_while_first_one_persists() -> None:
     problem = ReplicationProblem("/session", None)
     problem.record(rt.CertificateError("refused"))
     with pytest.raises(rt.CertificateError):

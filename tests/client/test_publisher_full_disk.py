@@ -1,4 +1,4 @@
-"""A full disk: publishing goes on when there is space, and no reader sees a batch that was refused."""
+"""A full disk: publishing continues once there is space, and readers see no refused batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sealed_without_a_next(disk: MemoryDisk, **options: Any) -> rt.Publisher:
     return publisher
 
 
-def test_a_small_write_after_a_roll_that_found_the_disk_full_goes_into_the_next_segment() -> None:
+def test_small_message_after_roll_failed_with_disk_full_survives_reopen() -> None:
     disk = MemoryDisk()
     publisher = sealed_without_a_next(disk)
     number = publisher.publish(b"small")
@@ -44,7 +44,7 @@ def test_a_small_write_after_a_roll_that_found_the_disk_full_goes_into_the_next_
     assert [m.value for m in read(disk=disk) if m.number == number] == [b"small"]
 
 
-def test_what_was_flushed_after_a_roll_that_found_the_disk_full_survives_a_power_cut() -> None:
+def test_messages_flushed_after_roll_failed_with_disk_full_survive_power_loss() -> None:
     disk = MemoryDisk()
     publisher = sealed_without_a_next(disk)
     publisher.publish(b"small")
@@ -57,7 +57,7 @@ def test_what_was_flushed_after_a_roll_that_found_the_disk_full_survives_a_power
     assert numbers(left) == list(range(end))
 
 
-def test_publishing_goes_on_after_a_renumbering_that_found_the_disk_full() -> None:
+def test_publishing_continues_after_renumbering_failed_with_disk_full() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, dedup_id="twins")
     disk.fail("create", at=2, error=errno.ENOSPC)
@@ -71,9 +71,7 @@ def test_publishing_goes_on_after_a_renumbering_that_found_the_disk_full() -> No
 
 
 @pytest.mark.parametrize("room", [0, 100, 5000, 9000, 9216, 20_000])
-def test_no_reader_ever_sees_a_batch_that_a_full_disk_refuses(
-    room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_never_sees_batch_refused_by_full_disk(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, batch_bytes=4096)
     publisher.publish(b"0")

@@ -1,4 +1,4 @@
-"""An interrupt at any line of publishing loses and doubles nothing."""
+"""Interrupts at any line of publishing or opening lose and duplicate no flushed message, leave no lock."""
 
 from __future__ import annotations
 
@@ -149,13 +149,13 @@ def interrupted_at(line: int) -> bool:
 
 
 @pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))])
-def test_an_interrupt_at_any_line_loses_and_doubles_nothing(first: int) -> None:
+def test_interrupt_at_any_line_of_publish_loses_and_duplicates_no_flushed_message(first: int) -> None:
     """Every seventh line from the first on: together they are all."""
     lines = itertools.takewhile(interrupted_at, itertools.count(first, 7))
     assert sum(1 for _ in lines) * 7 > 300
 
 
-def test_an_interrupt_just_after_the_table_lists_a_segment_as_sealed_harms_nothing(
+def test_interrupt_after_sealed_segment_table_write_loses_no_flushed_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = MemoryDisk()
@@ -197,7 +197,7 @@ def publish_with_headers(publisher: rt.Publisher) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("publish", [publish_one, publish_few, publish_with_headers])
 @pytest.mark.parametrize("is_after_pause", [False, True])
-def test_what_follows_an_interrupted_call_does_not_linger_for_longer(
+def test_publish_after_interrupted_call_is_written_without_extra_linger(
     publish: Callable[[rt.Publisher], None], *, is_after_pause: bool
 ) -> None:
     """Nobody else has the background thread write the batch that the interrupted call began."""
@@ -239,7 +239,7 @@ class UnservedPool(PushPool):
         return found
 
 
-def test_an_interrupt_at_any_line_of_an_opening_leaves_no_session_to_push(
+def test_interrupt_at_any_line_of_opening_leaves_no_session_in_push_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next publisher of the directory would wait for its push."""
@@ -272,7 +272,7 @@ def is_of_log_opening(file: str) -> bool:
     return file.endswith(("rt/client/publisher.py", "rt/client/batch_writer.py", "rt/client/session_log.py"))
 
 
-def test_an_interrupt_while_a_publisher_opens_leaves_no_lock(tmp_path: Path) -> None:
+def test_interrupt_while_publisher_opens_leaves_no_directory_lock(tmp_path: Path) -> None:
     for line in itertools.count(1):
         interrupter = Interrupter(line, is_of_log_opening)
         before = sys.gettrace()
@@ -294,7 +294,7 @@ def test_an_interrupt_while_a_publisher_opens_leaves_no_lock(tmp_path: Path) -> 
     assert line > 50
 
 
-def test_a_thread_for_pushes_whose_start_was_interrupted_ends(
+def test_push_thread_ends_if_its_start_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, logged: Callable[[str], list[str]]
 ) -> None:
     threads: list[threading.Thread] = []

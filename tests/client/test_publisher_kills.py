@@ -1,4 +1,4 @@
-"""A publishing process killed at random moments, again and again, on real files."""
+"""A publisher process that is killed repeatedly at random moments, on real files, keeps flushed messages."""
 
 import os
 import random
@@ -72,7 +72,7 @@ def flushed_until_killed(root: Path, draw: random.Random) -> int:
 
 
 @pytest.mark.slow
-def test_a_publisher_killed_again_and_again_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
+def test_publisher_killed_repeatedly_loses_no_flushed_message(tmp_path: Path) -> None:
     draw = random.Random(SEED)
     promised = 0
     for _ in range(KILLS):

@@ -1,4 +1,4 @@
-"""The first batch after a pause: it is written by the call that publishes it, and does not linger."""
+"""The first batch after a pause is written by the call that publishes it, without linger."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ publishing = pytest.mark.parametrize("publish", [publish_one, publish_with_heade
 
 
 @publishing
-def test_after_a_pause_the_first_batch_is_written_at_once_and_the_next_ones_are_collected(
+def test_first_batch_after_pause_is_written_at_once_and_next_messages_linger(
     clock: Clock, publish: Callable[[rt.Publisher], None]
 ) -> None:
     disk = MemoryDisk()
@@ -72,7 +72,7 @@ def test_after_a_pause_the_first_batch_is_written_at_once_and_the_next_ones_are_
     assert numbers(disk) == list(range(end))
 
 
-def test_what_is_collected_stays_so_after_a_pause(clock: Clock) -> None:
+def test_collected_batch_is_not_written_by_publish_after_pause(clock: Clock) -> None:
     """It is the background thread's to write."""
     disk = MemoryDisk()
     with open_publisher(disk) as publisher:
@@ -84,7 +84,9 @@ def test_what_is_collected_stays_so_after_a_pause(clock: Clock) -> None:
 
 
 @publishing
-def test_a_call_does_not_wait_for_a_sync(clock: Clock, publish: Callable[[rt.Publisher], None]) -> None:
+def test_first_batch_after_pause_is_not_written_at_once_with_fsync_batch(
+    clock: Clock, publish: Callable[[rt.Publisher], None]
+) -> None:
     disk = MemoryDisk()
     with open_publisher(disk, fsync="batch") as publisher:
         clock.now_s += PAUSE_S
@@ -93,7 +95,7 @@ def test_a_call_does_not_wait_for_a_sync(clock: Clock, publish: Callable[[rt.Pub
 
 
 @publishing
-def test_a_batch_that_does_not_fit_on_the_disk_stays_and_the_next_call_says_so(
+def test_first_batch_after_pause_is_kept_on_full_disk_and_next_publish_raises_disk_full(
     clock: Clock, publish: Callable[[rt.Publisher], None]
 ) -> None:
     disk = MemoryDisk()

@@ -1,4 +1,4 @@
-"""Serializers: what they write they read, and other bytes are an error that names the message."""
+"""Serializers read what they wrote, and undecodable bytes raise an error that names the message."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def message(value: bytes) -> rt.Message:
 
 
 @given(ORDERS)
-def test_every_serializer_reads_what_it_wrote(order: Order) -> None:
+def test_every_serializer_round_trips_values(order: Order) -> None:
     typed: list[rt.Serializer[Order]] = [rt.JsonSerializer(Order), rt.MsgpackSerializer(Order)]
     for serializer in typed:
         assert rt.decode(message(serializer.dumps(order)), serializer) == order
@@ -67,7 +67,7 @@ def test_every_serializer_reads_what_it_wrote(order: Order) -> None:
         (rt.ProtobufSerializer(groups_pb2.GroupPosition), b"\xff"),
     ],
 )
-def test_bytes_that_cannot_be_decoded_are_an_error_with_the_place(
+def test_undecodable_bytes_raise_error_with_position_session_and_topic(
     serializer: rt.Serializer[Any], value: bytes
 ) -> None:
     with pytest.raises(
@@ -78,20 +78,22 @@ def test_bytes_that_cannot_be_decoded_are_an_error_with_the_place(
     assert raised.value.__cause__ is not None
 
 
-def test_a_schema_or_a_message_of_another_kind_is_refused() -> None:
+def test_invalid_schema_and_message_of_wrong_type_are_rejected() -> None:
     with pytest.raises(rt.InvalidOption, match="schema"):
         rt.AvroSerializer({"type": "nothing"})
     with pytest.raises(TypeError, match="GroupPositions"):
         rt.ProtobufSerializer(groups_pb2.GroupPosition).dumps(groups_pb2.GroupPositions())  # type: ignore[arg-type]
 
 
-def test_avro_without_fastavro_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_avro_serializer_without_fastavro_raises_error_naming_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "fastavro", None)
     with pytest.raises(rt.InvalidOption, match=r"rt-transport\[avro\]"):
         rt.AvroSerializer(SCHEMA)
 
 
-def test_importing_rt_and_the_names_of_serializers_loads_no_library() -> None:
+def test_import_of_rt_and_serializer_names_loads_no_library() -> None:
     program = (
         "import sys, rt; rt.JsonSerializer, rt.AvroSerializer, rt.decode;"
         "print(sorted({'msgspec', 'fastavro', 'google.protobuf', 'grpc'} & set(sys.modules)))"
@@ -101,12 +103,12 @@ def test_importing_rt_and_the_names_of_serializers_loads_no_library() -> None:
 
 
 @pytest.mark.parametrize("serializer", [rt.JsonSerializer(Order), rt.MsgpackSerializer(Order)])
-def test_a_value_of_another_type_is_not_written(serializer: rt.Serializer[Any]) -> None:
+def test_typed_serializer_rejects_value_of_wrong_type(serializer: rt.Serializer[Any]) -> None:
     for wrong in ({"id": 1}, Order("one", "x", []), Order(1, "x", [None]), 5):  # type: ignore[arg-type, list-item]
         with pytest.raises(msgspec.ValidationError):
             serializer.dumps(wrong)
 
 
-def test_a_number_that_json_does_not_have_is_not_written() -> None:
+def test_json_serializer_rejects_nan() -> None:
     with pytest.raises(msgspec.ValidationError, match="null"):
         rt.JsonSerializer(Order).dumps(Order(1, "x", [float("nan")]))

@@ -1,4 +1,4 @@
-"""`stats()`: what publishers and subscribers count."""
+"""Counters that `stats()` of publishers and subscribers returns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def test_a_publisher_counts_messages_values_and_batches(tmp_path: Path) -> None:
+def test_publisher_stats_count_messages_bytes_and_batches(tmp_path: Path) -> None:
     publisher = rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=60_000, fsync="never")
     with publisher:
         assert publisher.stats() == rt.PublisherStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None)
@@ -70,7 +70,7 @@ def test_a_publisher_counts_messages_values_and_batches(tmp_path: Path) -> None:
         assert stats.waiting_messages == 603, "those of the earlier run, too"
 
 
-def test_a_dedup_session_counts_from_its_first_number(tmp_path: Path) -> None:
+def test_publisher_stats_count_from_first_number_of_dedup_session(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", dedup_id="source", linger_ms=60_000) as publisher:
         publisher.publish(b"one", number=5000)
         publisher.publish(b"two")
@@ -81,7 +81,7 @@ def test_a_dedup_session_counts_from_its_first_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 3000, 20_000])
-def test_the_counters_hold_when_the_disk_is_full(room: int) -> None:
+def test_publisher_stats_count_only_accepted_messages_when_disk_is_full(room: int) -> None:
     disk = MemoryDisk()
     with on_memory(disk, batch_bytes=4096) as publisher:
         publisher.publish(b"first")
@@ -103,7 +103,7 @@ def test_the_counters_hold_when_the_disk_is_full(room: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_publisher_counts_what_is_merged_what_waits_and_what_went_wrong(tmp_path: Path) -> None:
+def test_publisher_stats_report_merged_waiting_disconnects_and_problems(tmp_path: Path) -> None:
     init_ca(tmp_path)
     issue(tmp_path, Identity("s", "node", "n1"), loopback=True)
     issue(tmp_path, Identity("s", "publisher", "feed"))
@@ -143,7 +143,7 @@ def test_a_publisher_counts_what_is_merged_what_waits_and_what_went_wrong(tmp_pa
     assert node.faults == []
 
 
-def test_a_subscriber_counts_each_message_that_it_delivers(tmp_path: Path) -> None:
+def test_subscriber_stats_count_each_delivered_message(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
         publisher.publish_many([b"%02d" % number for number in range(10)], topic="a")
         publisher.publish_many([b"123"] * 5, topic="b")
@@ -172,7 +172,7 @@ def test_a_subscriber_counts_each_message_that_it_delivers(tmp_path: Path) -> No
         assert subscriber.stats().messages == 15
 
 
-def test_a_seek_and_a_close_do_not_count_what_was_not_delivered(tmp_path: Path) -> None:
+def test_subscriber_stats_exclude_undelivered_messages_after_seek_and_close(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
         publisher.publish_many([b"%02d" % number for number in range(10)])
         publisher.flush()
@@ -187,7 +187,7 @@ def test_a_seek_and_a_close_do_not_count_what_was_not_delivered(tmp_path: Path) 
         assert (stats.messages, stats.bytes) == (2, 4)
 
 
-def test_gaps_are_counted_and_the_last_event_is_kept(tmp_path: Path) -> None:
+def test_subscriber_stats_count_gaps_and_keep_last_event(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0, roll_bytes=4096) as publisher:
         for _ in range(8):
             publisher.publish_many([bytes(3000)])
@@ -206,7 +206,7 @@ def test_gaps_are_counted_and_the_last_event_is_kept(tmp_path: Path) -> None:
         assert subscriber.stats().gaps == 1
 
 
-def test_the_end_is_unknown_before_there_is_a_log_and_when_it_cannot_be_read(tmp_path: Path) -> None:
+def test_subscriber_stats_report_log_end_none_if_log_files_are_missing(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
         publisher.publish(b"x")
     with rt.Subscriber(publisher.directory, "s") as subscriber:
@@ -216,7 +216,7 @@ def test_the_end_is_unknown_before_there_is_a_log_and_when_it_cannot_be_read(tmp
         assert (stats.position, stats.log_end, stats.lag) == (0, None, None)
 
 
-def test_counters_never_go_back_while_the_reading_thread_is_between_two_steps(tmp_path: Path) -> None:
+def test_delivery_counter_never_decreases_between_two_updates_of_reading_thread(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish_many([b"12"] * 4)
     with rt.LogReader(publisher.directory) as reader:
@@ -229,7 +229,7 @@ def test_counters_never_go_back_while_the_reading_thread_is_between_two_steps(tm
     assert counter.delivered([]) == (4, 8)
 
 
-def test_the_clients_for_event_loops_count_what_their_calls_returned(tmp_path: Path) -> None:
+def test_aio_client_stats_count_messages_returned_by_calls(tmp_path: Path) -> None:
     async def main() -> None:
         async with rt.aio.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
             publisher.publish_many([b"%02d" % number for number in range(10)])

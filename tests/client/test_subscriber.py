@@ -1,4 +1,4 @@
-"""Subscribing to a local log directory: acknowledgements, pausing, and the package's promises on import."""
+"""Subscribers of a local log directory: acknowledge, pause, seek, close; and the package's import."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def numbers(messages: list[rt.Message]) -> list[int]:
     return [message.number for message in messages]
 
 
-def test_a_subscriber_follows_the_log(publisher: rt.Publisher) -> None:
+def test_subscriber_follows_growing_log(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
         assert numbers(subscriber.poll()) == list(range(10))
         assert subscriber.poll(timeout=0) == []
@@ -38,7 +38,7 @@ def test_a_subscriber_follows_the_log(publisher: rt.Publisher) -> None:
         assert subscriber.position == 11
 
 
-def test_columns_and_messages_come_from_the_same_place(publisher: rt.Publisher) -> None:
+def test_batches_and_messages_advance_the_same_position(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream", topics=[""]) as subscriber:
         assert next(iter(subscriber)).number == 0
         batch = next(subscriber.batches())
@@ -46,7 +46,7 @@ def test_columns_and_messages_come_from_the_same_place(publisher: rt.Publisher) 
         assert batch.to_arrow().column("value").to_pylist() == [b"%d" % number for number in range(1, 10)]
 
 
-def test_a_named_subscriber_resumes_where_it_acknowledged(publisher: rt.Publisher) -> None:
+def test_named_subscriber_resumes_at_acknowledged_position(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream", name="sink") as subscriber:
         messages = subscriber.poll(4)
         subscriber.ack(messages[-1].position + 1)
@@ -59,7 +59,7 @@ def test_a_named_subscriber_resumes_where_it_acknowledged(publisher: rt.Publishe
         assert subscriber.position == 9
 
 
-def test_what_was_not_delivered_cannot_be_acknowledged(publisher: rt.Publisher) -> None:
+def test_ack_rejects_undelivered_position_and_unnamed_subscriber(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream", name="sink") as subscriber:
         subscriber.poll(4)
         for position in (5, -1):
@@ -70,9 +70,7 @@ def test_what_was_not_delivered_cannot_be_acknowledged(publisher: rt.Publisher) 
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(20), b"RTACKNOW" + bytes(12)])
-def test_a_damaged_acknowledgement_is_an_error_and_not_the_beginning(
-    publisher: rt.Publisher, content: bytes
-) -> None:
+def test_corrupt_acknowledgement_file_raises_corrupt(publisher: rt.Publisher, content: bytes) -> None:
     with rt.Subscriber(publisher.directory, "stream", name="sink") as subscriber:
         subscriber.poll(4)
         subscriber.ack(4)
@@ -82,7 +80,7 @@ def test_a_damaged_acknowledgement_is_an_error_and_not_the_beginning(
         rt.Subscriber(publisher.directory, "stream", name="sink")
 
 
-def test_a_paused_subscriber_delivers_nothing_and_loses_nothing(publisher: rt.Publisher) -> None:
+def test_paused_subscriber_delivers_all_messages_after_resume(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
         subscriber.poll(2)
         subscriber.pause()
@@ -95,7 +93,7 @@ def test_a_paused_subscriber_delivers_nothing_and_loses_nothing(publisher: rt.Pu
         assert got == list(range(2, 11))
 
 
-def test_a_pause_from_another_thread_stops_an_iteration_between_two_messages(publisher: rt.Publisher) -> None:
+def test_pause_during_iteration_stops_between_two_messages_until_resume(publisher: rt.Publisher) -> None:
     subscriber = rt.Subscriber(publisher.directory, "stream")
     got: list[int] = []
     paused, finished = threading.Event(), threading.Event()
@@ -121,7 +119,7 @@ def test_a_pause_from_another_thread_stops_an_iteration_between_two_messages(pub
     assert got == list(range(10))
 
 
-def test_a_seek_goes_back_and_forth_and_waits_for_what_is_not_there_yet(publisher: rt.Publisher) -> None:
+def test_seek_moves_position_both_ways_and_rejects_invalid_positions(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
         assert numbers(subscriber.poll(6)) == [0, 1, 2, 3, 4, 5]
         subscriber.seek(2)
@@ -138,7 +136,7 @@ def test_a_seek_goes_back_and_forth_and_waits_for_what_is_not_there_yet(publishe
         subscriber.seek(0)
 
 
-def test_a_seek_in_a_directory_that_was_removed_fails_and_leaves_the_subscriber_as_it_was(
+def test_seek_in_removed_directory_raises_log_not_found_and_keeps_position(
     publisher: rt.Publisher,
 ) -> None:
     path = Path(publisher.directory)
@@ -154,7 +152,7 @@ def test_a_seek_in_a_directory_that_was_removed_fails_and_leaves_the_subscriber_
 
 
 @pytest.mark.parametrize("is_polled", [False, True])
-def test_a_close_moves_the_position_past_nothing_that_was_not_delivered(
+def test_close_does_not_move_position_past_undelivered_messages(
     publisher: rt.Publisher, is_polled: bool
 ) -> None:
     with rt.Subscriber(publisher.directory, "stream", name="sub") as subscriber:
@@ -168,7 +166,7 @@ def test_a_close_moves_the_position_past_nothing_that_was_not_delivered(
         assert numbers(subscriber.poll(1)) == [2]
 
 
-def test_a_poll_after_the_close_says_so(publisher: rt.Publisher) -> None:
+def test_poll_after_close_raises_closed(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
         assert subscriber.poll(1)
     with pytest.raises(rt.Closed, match=publisher.directory):
@@ -176,7 +174,7 @@ def test_a_poll_after_the_close_says_so(publisher: rt.Publisher) -> None:
     assert list(subscriber) == []
 
 
-def test_closing_a_paused_subscriber_ends_its_iteration(publisher: rt.Publisher) -> None:
+def test_close_of_paused_subscriber_ends_its_iteration(publisher: rt.Publisher) -> None:
     subscriber = rt.Subscriber(publisher.directory, "stream")
     subscriber.pause()
     follower = threading.Thread(target=lambda: list(subscriber))
@@ -186,12 +184,12 @@ def test_closing_a_paused_subscriber_ends_its_iteration(publisher: rt.Publisher)
     assert not follower.is_alive()
 
 
-def test_a_root_leads_to_the_merged_log_of_the_stream(tmp_path: Path) -> None:
+def test_root_directory_resolves_to_merged_log_of_stream(tmp_path: Path) -> None:
     with pytest.raises(rt.LogNotFound, match=str(tmp_path / "stream" / "merged")):
         rt.Subscriber(tmp_path, "stream")
 
 
-def test_importing_rt_loads_no_other_package() -> None:
+def test_import_of_rt_loads_no_third_party_package() -> None:
     program = "import rt, sys; print(*(name for name in sys.modules if not name.startswith('_')))"
     loaded = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
@@ -200,7 +198,7 @@ def test_importing_rt_loads_no_other_package() -> None:
     assert packages <= {"rt", "sitecustomize"}
 
 
-def test_every_public_name_is_there() -> None:
+def test_package_provides_every_public_name() -> None:
     for name in rt.__all__:
         assert getattr(rt, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
@@ -221,7 +219,7 @@ def test_every_public_name_is_there() -> None:
         ({"retention": "never"}, "retention="),
     ],
 )
-def test_options_that_do_not_go_together_are_refused_before_anything_is_made(
+def test_invalid_options_are_rejected_before_any_file_is_created(
     tmp_path: Path, options: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ValueError, match=match):
@@ -229,7 +227,7 @@ def test_options_that_do_not_go_together_are_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wait_that_is_called_off_loses_nothing(publisher: rt.Publisher) -> None:
+def test_call_off_ends_waiting_read_without_losing_messages(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream", position="latest") as subscriber:
         for is_paused in (False, True):
             if is_paused:
@@ -246,14 +244,14 @@ def test_a_wait_that_is_called_off_loses_nothing(publisher: rt.Publisher) -> Non
         assert batch.numbers.tolist() == [10]
 
 
-def test_only_a_copy_of_its_own_is_trimmed_by_a_subscriber(publisher: rt.Publisher) -> None:
+def test_trim_without_own_retention_raises_value_error(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
         with pytest.raises(ValueError, match="retention='own'"):
             subscriber.trim(0)
         assert subscriber.log_end is None
 
 
-def test_a_problem_is_reported_after_another_look_at_the_copy(tmp_path: Path) -> None:
+def test_pull_problem_is_reported_at_second_check_of_copy(tmp_path: Path) -> None:
     """The pull client may have stored messages, and reported the problem after them, since the first look."""
     corrupt = rt.events.CorruptPositions(9, None, "no node has them")
     pulling: Any = SimpleNamespace(refused=None, corrupt=corrupt, failure=None, unreached=None)
@@ -272,7 +270,7 @@ def test_a_problem_is_reported_after_another_look_at_the_copy(tmp_path: Path) ->
             copy.check(is_closed=False)
 
 
-def test_a_problem_that_comes_during_a_look_at_the_copy_is_reported_after_the_next_one(
+def test_pull_problem_arising_during_check_is_not_reported_at_next_check(
     tmp_path: Path,
 ) -> None:
     corrupt = rt.events.CorruptPositions(9, None, "no node has them")
@@ -295,7 +293,7 @@ def test_a_problem_that_comes_during_a_look_at_the_copy_is_reported_after_the_ne
     assert events == []
 
 
-def test_a_watch_that_another_thread_closes_may_be_woken(
+def test_pause_wakes_watch_while_another_thread_closes_it(
     publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wakes: list[bool] = []

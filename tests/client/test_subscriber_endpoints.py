@@ -1,4 +1,4 @@
-"""Subscribers with endpoints: a process fills the copy, and what ends it for good is told."""
+"""Subscribers with endpoints: a pull process fills the copy, and its permanent errors are raised."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def client_of(subscriber: rt.Subscriber) -> ChildProcess:
     return process
 
 
-def test_messages_come_from_a_node_and_the_client_ends_with_its_subscriber(
+def test_subscriber_receives_messages_from_node_and_close_ends_pull_process(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"one", b"two")
@@ -99,7 +99,7 @@ def test_messages_come_from_a_node_and_the_client_ends_with_its_subscriber(
         assert len(list(reader)) == 4
 
 
-def test_a_subscriber_may_be_there_before_the_log(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_subscriber_opens_before_log_exists(tmp_path: Path, pki: Path, source: PullSource) -> None:
     with subscriber_of(tmp_path, pki, source) as subscriber:
         assert subscriber.poll(timeout=0) == []
         assert subscriber.position == 0
@@ -107,7 +107,7 @@ def test_a_subscriber_may_be_there_before_the_log(tmp_path: Path, pki: Path, sou
         assert take(subscriber, 1) == [b"one"]
 
 
-def test_a_copy_whose_lock_cannot_be_taken_is_an_error_and_no_traceback(
+def test_copy_lock_failure_raises_storage_failed_and_logs_no_traceback(
     tmp_path: Path, pki: Path, source: PullSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a read-only file system, or if another user made the copy."""
@@ -126,7 +126,7 @@ def test_a_copy_whose_lock_cannot_be_taken_is_an_error_and_no_traceback(
     assert f"(at {lock})" in failed.message
 
 
-def test_a_pull_ends_with_its_certificate_and_continues_with_the_next_without_a_restart(
+def test_pull_stops_at_certificate_expiry_and_continues_with_renewed_certificate(
     tmp_path: Path, pki: Path, source: PullSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "pki"
@@ -147,7 +147,7 @@ def test_a_pull_ends_with_its_certificate_and_continues_with_the_next_without_a_
         assert client_of(subscriber) is client
 
 
-def test_a_client_that_is_killed_is_started_again(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_killed_pull_process_is_restarted(tmp_path: Path, pki: Path, source: PullSource) -> None:
     with subscriber_of(tmp_path, pki, source) as subscriber:
         for number in range(3):
             source.publish(b"%d" % number)
@@ -157,7 +157,7 @@ def test_a_client_that_is_killed_is_started_again(tmp_path: Path, pki: Path, sou
             assert take(subscriber, 1) == [b"meanwhile"]
 
 
-def test_a_node_that_is_away_is_waited_for(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_subscriber_waits_for_stopped_node(tmp_path: Path, pki: Path, source: PullSource) -> None:
     source.stop()
     source.publish(b"one")
     with subscriber_of(tmp_path, pki, source) as subscriber:
@@ -170,7 +170,7 @@ def test_a_node_that_is_away_is_waited_for(tmp_path: Path, pki: Path, source: Pu
         assert take(subscriber, 1) == [b"two"]
 
 
-def test_two_subscribers_share_a_client_and_the_other_takes_over(
+def test_two_subscribers_share_pull_process_and_remaining_one_takes_over(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     first = subscriber_of(tmp_path, pki, source)
@@ -188,7 +188,7 @@ def test_two_subscribers_share_a_client_and_the_other_takes_over(
 
 
 @pytest.mark.parametrize("role", ["publisher", "stranger"])
-def test_a_certificate_that_all_nodes_refuse_is_an_error(
+def test_certificate_of_wrong_role_or_stream_raises_error(
     tmp_path: Path, pki: Path, source: PullSource, role: str
 ) -> None:
     source.publish(b"one")
@@ -201,7 +201,7 @@ def test_a_certificate_that_all_nodes_refuse_is_an_error(
             next(iter(subscriber))
 
 
-def test_a_copy_that_is_not_the_nodes_log_is_an_error_after_its_messages(
+def test_copy_of_another_log_raises_diverged_after_its_messages(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"one")
@@ -216,7 +216,7 @@ def test_a_copy_that_is_not_the_nodes_log_is_an_error_after_its_messages(
             subscriber.poll(timeout=WAIT_SECONDS)
 
 
-def test_topics_are_filtered_by_the_node_in_a_copy_of_their_own(
+def test_topics_are_filtered_by_node_into_separate_copy(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"a1", topic="a")
@@ -239,7 +239,9 @@ def test_topics_are_filtered_by_the_node_in_a_copy_of_their_own(
         assert sizes[0] < 10_000 < sizes[1]
 
 
-def test_patterns_are_filtered_by_the_node(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_topic_patterns_are_filtered_by_node_and_invalid_topics_rejected(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
     for topic in ("trades/a", "quotes/a", "trades/b"):
         source.publish(topic.encode(), topic=topic)
     patterns = ["trades/*", "quotes/[b-z]"]
@@ -253,7 +255,7 @@ def test_patterns_are_filtered_by_the_node(tmp_path: Path, pki: Path, source: Pu
         subscriber_of(tmp_path, pki, source, topics=[str(number) for number in range(2000)])
 
 
-def test_a_filtered_copy_has_what_precedes_the_position_that_it_was_started_for(
+def test_filtered_copy_has_messages_before_its_start_position(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     for number in range(6):
@@ -264,7 +266,7 @@ def test_a_filtered_copy_has_what_precedes_the_position_that_it_was_started_for(
         assert take(subscriber, 2) == [b"2", b"4"]
 
 
-def test_a_named_subscriber_of_a_quiet_topic_moves_past_the_other_topics(
+def test_named_subscriber_of_idle_topic_advances_past_other_topics(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     """Else it holds the log back, and its lag grows, as long as its topic has no message."""
@@ -286,7 +288,7 @@ def test_a_named_subscriber_of_a_quiet_topic_moves_past_the_other_topics(
 
 
 @pytest.mark.parametrize("topics", [None, ["t"]])
-def test_a_new_copy_from_a_stored_position_on_shows_that_a_forced_reset_replaced_what_was_read(
+def test_stored_position_of_old_epoch_raises_diverged_on_new_copy_after_forced_reset(
     tmp_path: Path, pki: Path, source: PullSource, topics: list[str] | None
 ) -> None:
     """The program kept position 6 of epoch 0, and its copy was moved away, as `rt.Diverged` says."""
@@ -306,7 +308,7 @@ def test_a_new_copy_from_a_stored_position_on_shows_that_a_forced_reset_replaced
         assert take(subscriber, 3) == [b"6", b"7", b"8"]
 
 
-def test_a_quiet_topic_moves_position_and_epoch_over_a_forced_reset(
+def test_subscriber_of_idle_topic_advances_position_and_epoch_over_forced_reset(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"0", b"1", b"2", topic="t")
@@ -325,7 +327,9 @@ def test_a_quiet_topic_moves_position_and_epoch_over_a_forced_reset(
         assert take(subscriber, 1) == [b"5"]
 
 
-def test_a_position_beyond_the_copy_is_waited_for(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_start_position_after_log_end_waits_for_its_message(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
     source.publish(b"0", b"1", b"2")
     with subscriber_of(tmp_path, pki, source, position=4) as subscriber:
         assert subscriber.poll(timeout=0.1) == []
@@ -333,7 +337,9 @@ def test_a_position_beyond_the_copy_is_waited_for(tmp_path: Path, pki: Path, sou
         assert take(subscriber, 2) == [b"4", b"5"]
 
 
-def test_latest_is_the_end_when_a_node_was_reached(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_start_at_latest_is_log_end_when_node_is_reached(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
     source.publish(b"0", b"1", b"2")
     for expected in (3, 4):
         with subscriber_of(tmp_path, pki, source, position="latest") as subscriber:
@@ -354,7 +360,7 @@ def hours(source: PullSource) -> None:
         source.roll()
 
 
-def test_a_subscriber_starts_by_time_and_its_copy_with_that_segment(
+def test_start_by_time_starts_copy_with_segment_of_that_time(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     hours(source)
@@ -375,7 +381,7 @@ def test_a_subscriber_starts_by_time_and_its_copy_with_that_segment(
         assert take(offline, 3) == [b"4", b"5", b"late"]
 
 
-def test_a_time_before_the_copy_is_asked_of_the_nodes_and_the_gap_is_reported(
+def test_start_by_time_before_copy_asks_nodes_and_reports_gap(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     hours(source)
@@ -389,7 +395,7 @@ def test_a_time_before_the_copy_is_asked_of_the_nodes_and_the_gap_is_reported(
 
 
 @pytest.mark.parametrize("topics", [None, ["t"]])
-def test_a_time_that_no_message_has_yet_is_waited_for(
+def test_start_by_time_after_log_end_waits_for_first_message_of_that_time(
     tmp_path: Path, pki: Path, source: PullSource, topics: list[str] | None
 ) -> None:
     hours(source)
@@ -403,7 +409,7 @@ def test_a_time_that_no_message_has_yet_is_waited_for(
         assert source.acknowledged[0] == ("sub", 6)
 
 
-def test_a_filtered_copy_starts_with_the_first_message_of_a_time_of_any_topic(
+def test_start_by_time_in_filtered_copy_counts_messages_of_all_topics(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"0", topic="t", timestamps_ns=at_seconds(0))
@@ -413,7 +419,7 @@ def test_a_filtered_copy_starts_with_the_first_message_of_a_time_of_any_topic(
         assert take(subscriber, 2) == [b"2", b"3"]
 
 
-def test_a_filtered_copy_is_not_searched_for_a_time_before_the_nodes_have_answered(
+def test_start_by_time_in_filtered_copy_returns_none_before_nodes_answer(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"0", topic="t", timestamps_ns=at_seconds(0))
@@ -430,14 +436,14 @@ def test_a_filtered_copy_is_not_searched_for_a_time_before_the_nodes_have_answer
         assert found.position == 3
 
 
-def test_a_start_by_time_is_before_there_is_a_log(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_start_by_time_opens_before_log_exists(tmp_path: Path, pki: Path, source: PullSource) -> None:
     with subscriber_of(tmp_path, pki, source, position=NOON + SECOND) as subscriber:
         assert subscriber.poll(timeout=0) == []
         source.publish(b"0", b"1", timestamps_ns=at_seconds(0, 1))
         assert take(subscriber, 1) == [b"1"]
 
 
-def test_a_copy_that_another_subscriber_fills_is_searched(
+def test_start_by_time_searches_copy_filled_by_another_subscriber(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     hours(source)
@@ -447,7 +453,7 @@ def test_a_copy_that_another_subscriber_fills_is_searched(
             assert take(second, 2) == [b"4", b"5"]
 
 
-def test_a_copy_that_was_deleted_starts_again_and_says_what_is_missing(
+def test_deleted_copy_is_pulled_again_and_trimmed_messages_are_reported(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"0", b"1", b"2")
@@ -469,7 +475,7 @@ def test_a_copy_that_was_deleted_starts_again_and_says_what_is_missing(
     assert [(event.wanted, event.resumed) for event in events if isinstance(event, SkipForward)] == [(2, 3)]
 
 
-def test_the_nodes_hear_where_a_named_subscriber_began_and_what_it_acknowledges(
+def test_nodes_receive_start_and_acknowledged_positions_of_named_subscriber(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     for value in (b"0", b"1", b"2"):
@@ -492,7 +498,7 @@ def test_the_nodes_hear_where_a_named_subscriber_began_and_what_it_acknowledges(
         assert source.acknowledged[-1] == ("sub", 2)
 
 
-def test_a_seek_of_a_named_subscriber_does_not_move_the_start_that_nodes_hold(
+def test_seek_of_named_subscriber_does_not_move_start_of_its_hold(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     for number in range(6):
@@ -508,7 +514,7 @@ def test_a_seek_of_a_named_subscriber_does_not_move_the_start_that_nodes_hold(
         assert named._cursor._begun == 1
 
 
-def test_a_subscriber_that_reaches_no_node_in_time_is_told_why_once_and_goes_on(
+def test_connect_timeout_raises_timeout_once_and_subscriber_continues(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"one")
@@ -522,7 +528,7 @@ def test_a_subscriber_that_reaches_no_node_in_time_is_told_why_once_and_goes_on(
         assert take(subscriber, 1) == [b"one"]
 
 
-def test_a_subscriber_that_already_has_a_copy_says_that_no_node_was_reached(
+def test_connect_timeout_raises_timeout_with_existing_copy(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"one")
@@ -535,7 +541,7 @@ def test_a_subscriber_that_already_has_a_copy_says_that_no_node_was_reached(
         assert subscriber.poll(timeout=0.01) == []
 
 
-def test_a_subscriber_gets_an_event_if_its_hold_is_refused_also_while_it_never_waits(
+def test_refused_hold_is_reported_as_event_while_subscriber_polls_without_waiting(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.stop()
@@ -558,7 +564,7 @@ def test_a_subscriber_gets_an_event_if_its_hold_is_refused_also_while_it_never_w
 
 @pytest.mark.parametrize("retention", ["follow", "own"])
 @pytest.mark.parametrize("topics", [None, ["b"]])
-def test_what_was_trimmed_while_it_was_away_is_reported(
+def test_messages_trimmed_while_subscriber_is_closed_are_reported(
     tmp_path: Path, pki: Path, source: PullSource, topics: list[str] | None, retention: str
 ) -> None:
     source.publish(b"0", topic="b")
@@ -587,7 +593,9 @@ def durable_end(subscriber: rt.Subscriber) -> int:
     return 0 if durable is None else durable.end
 
 
-def test_a_trim_travels_or_waits_for_the_subscriber(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_trim_by_nodes_applies_to_copy_with_follow_retention_but_not_with_own(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
     for _ in range(3):
         source.publish(b"x", b"y")
         source.roll()
@@ -629,7 +637,7 @@ with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files), name="su
 """
 
 
-def test_a_killed_subscriber_takes_its_client_along_and_continues_where_it_acknowledged(
+def test_killed_subscriber_ends_its_pull_process_and_resumes_at_acknowledged_position(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     tls = tls_of(pki, "sub")
@@ -672,7 +680,7 @@ def flip(path: str, at: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "at"), [("log.0.0", 4000), ("log.0.1", 4000), ("log.0.0", 8)])
-def test_damage_in_the_copy_is_repaired_from_a_node_and_every_message_comes(
+def test_corrupt_copy_is_repaired_from_node_and_delivers_every_message(
     tmp_path: Path, pki: Path, source: PullSource, name: str, at: int
 ) -> None:
     path = fill_two_segments(tmp_path, pki, source)
@@ -683,7 +691,7 @@ def test_damage_in_the_copy_is_repaired_from_a_node_and_every_message_comes(
     assert Path(path, name).read_bytes() == Path(source.merged, name).read_bytes()
 
 
-def test_damage_that_a_reader_meets_while_the_pull_runs_is_repaired(
+def test_corrupt_copy_found_by_reader_during_pull_is_repaired(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     path = fill_two_segments(tmp_path, pki, source)
@@ -695,7 +703,7 @@ def test_damage_that_a_reader_meets_while_the_pull_runs_is_repaired(
         assert take(subscriber, 1) == [b"more"]
 
 
-def test_damage_that_no_node_can_repair_is_an_error_with_file_range_and_next_step(
+def test_corrupt_copy_without_repair_source_raises_corrupt_with_path_range_and_advice(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     path = fill_two_segments(tmp_path, pki, source, retention="own")
@@ -713,7 +721,7 @@ def test_damage_that_no_node_can_repair_is_an_error_with_file_range_and_next_ste
 
 
 @pytest.mark.parametrize("has_handler", [True, False])
-def test_positions_without_good_bytes_on_any_node_are_reported_after_the_messages_before_them_and_waited_for(
+def test_positions_corrupt_on_all_nodes_are_reported_once_and_delivered_after_repair(
     tmp_path: Path, pki: Path, source: PullSource, *, has_handler: bool
 ) -> None:
     for number in range(20):
@@ -746,7 +754,7 @@ def test_positions_without_good_bytes_on_any_node_are_reported_after_the_message
     assert len(events) == 1
 
 
-def test_close_ends_a_wait_for_a_log_that_never_came(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_close_ends_wait_for_missing_log(tmp_path: Path, pki: Path, source: PullSource) -> None:
     source.stop()
     subscriber = subscriber_of(tmp_path, pki, source)
     follower = threading.Thread(target=lambda: list(subscriber))
@@ -759,7 +767,7 @@ def test_close_ends_a_wait_for_a_log_that_never_came(tmp_path: Path, pki: Path, 
         subscriber.poll()
 
 
-def test_a_forked_child_leaves_the_client_to_its_parent(
+def test_forked_child_raises_closed_and_leaves_pull_process_to_parent(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     """Another thread holds the subscriber's locks at the fork. In the child nobody would release them."""
@@ -830,7 +838,9 @@ with rt.Subscriber(root, "s", endpoints=[endpoint], **options) as subscriber:
     assert process.returncode == 0
 
 
-def test_a_certificate_of_another_ca_is_an_error(tmp_path: Path, pki: Path, source: PullSource) -> None:
+def test_certificate_of_another_ca_raises_certificate_error(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
     other = tmp_path / "other"
     init_ca(other)
     issue(other, Identity("s", "subscriber", "sub"))

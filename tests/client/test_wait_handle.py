@@ -1,4 +1,4 @@
-"""The progress of a publisher, as calls of the publisher itself read it."""
+"""The wait handle: how calls of a publisher read its progress file."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def file(handle: WaitHandle) -> Iterator[ProgressFile]:
     made.close()
 
 
-def test_what_was_written_is_read_on_demand_and_told_once(
+def test_poll_reads_written_progress_and_reports_it_once(
     handle: WaitHandle, file: ProgressFile, records: list[ProgressRecord]
 ) -> None:
     file.write(replicated=Level(0, 7), merged=Level(0, 5))
@@ -97,7 +97,7 @@ def test_what_was_written_is_read_on_demand_and_told_once(
     assert [record.merged for record in records] == [NO_LEVEL, Level(0, 5)]
 
 
-def test_a_publisher_that_closes_says_what_it_waits_for_though_no_node_has_failed(
+def test_closing_publisher_logs_number_not_replicated_without_node_failure(
     handle: WaitHandle, file: ProgressFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(wait_handle, "SILENT_SECONDS", 0.001)
@@ -115,7 +115,7 @@ def test_a_publisher_that_closes_says_what_it_waits_for_though_no_node_has_faile
     [(CLUSTER, True), (b"another cluster!", False), (b"", False)],
     ids=["the same cluster", "another cluster", "no cluster: its file was removed"],
 )
-def test_what_another_cluster_merged_does_not_count(
+def test_merged_level_of_another_cluster_is_ignored(
     tmp_path: Path, records: list[ProgressRecord], followed: bytes, *, counts: bool
 ) -> None:
     """The publisher would delete what only the lost cluster had."""
@@ -138,7 +138,7 @@ def test_what_another_cluster_merged_does_not_count(
     handle.release()
 
 
-def test_threads_that_read_at_once_never_see_a_level_go_back(
+def test_merged_level_never_decreases_for_concurrent_readers(
     handle: WaitHandle, file: ProgressFile, records: list[ProgressRecord]
 ) -> None:
     count = 2000
@@ -164,7 +164,7 @@ def test_threads_that_read_at_once_never_see_a_level_go_back(
     assert told[-1] == Level(0, count)
 
 
-def test_after_its_release_no_other_file_is_read_in_its_place(handle: WaitHandle, file: ProgressFile) -> None:
+def test_released_handle_reads_no_file_with_reused_descriptor(handle: WaitHandle, file: ProgressFile) -> None:
     handle.release()
     file.write(replicated=Level(0, 7), merged=Level(0, 5))
     other = os.open(
@@ -177,7 +177,7 @@ def test_after_its_release_no_other_file_is_read_in_its_place(handle: WaitHandle
     assert handle.merged == NO_LEVEL
 
 
-def test_it_is_heard_from_the_first_listener_on(handle: WaitHandle) -> None:
+def test_handle_is_heard_after_first_listener_is_added(handle: WaitHandle) -> None:
     assert not handle.is_heard
     handle.listen(lambda: None)
     assert handle.is_heard
@@ -215,7 +215,7 @@ def interrupted_at(line: int, call: Callable[[], object]) -> bool:
     return False
 
 
-def test_progress_that_a_call_was_interrupted_in_reading_is_read_again(
+def test_progress_is_read_again_after_interrupted_poll(
     handle: WaitHandle, file: ProgressFile, records: list[ProgressRecord]
 ) -> None:
     heard: list[int] = []

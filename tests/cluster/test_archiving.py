@@ -1,4 +1,4 @@
-"""What is too much goes on every node and on who follows; a node that was away trims what it missed."""
+"""Size retention on every node and following copy, and on a node that was down meanwhile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kept_bytes(path: Path) -> int:
     return sum(segment.size_bytes for segment in read_status(path).kept)
 
 
-def test_old_segments_go_everywhere_and_a_node_that_was_away_trims_what_it_missed(
+def test_size_retention_trims_all_nodes_following_copies_and_restarted_node(
     nodes: LocalCluster, tmp_path: Path
 ) -> None:
     tls = nodes.certificate("subscriber", "sub")

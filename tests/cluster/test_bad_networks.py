@@ -1,4 +1,4 @@
-"""Networks that delay what passes, or lose packets: streams go on, and nothing is lost or repeated."""
+"""Networks that delay or lose packets: streams keep flowing, and no message is lost or repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lossy(nodes: WiredNodes) -> None:
 
 
 @pytest.mark.parametrize("bad", [slow, lossy])
-def test_over_a_bad_network_streams_go_on_and_a_node_that_was_away_catches_up(
+def test_streams_flow_over_bad_network_and_restarted_node_catches_up(
     faults: Faults, bad: Callable[[WiredNodes], None]
 ) -> None:
     nodes = faults.nodes

@@ -1,4 +1,4 @@
-"""Wall clocks of nodes that jump by an hour: they label and age messages, and decide nothing else."""
+"""Wall clocks of nodes that jump by hours: they affect only timestamps and retention by age."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def starts(nodes: WiredNodes) -> set[int]:
     return {read_status(nodes.merged_directory(name)).start for name in nodes.names}
 
 
-def test_clocks_that_jump_an_hour_lose_repeat_and_reorder_nothing(faults: Faults) -> None:
+def test_clock_jumps_of_one_hour_lose_repeat_and_reorder_no_messages(faults: Faults) -> None:
     nodes = faults.nodes
     with faults.sender("jumps") as sender:
         faults.wait_flow(sender)
@@ -127,9 +127,7 @@ def test_clocks_that_jump_an_hour_lose_repeat_and_reorder_nothing(faults: Faults
         faults.verdict()
 
 
-def test_what_is_kept_by_time_goes_only_when_a_majority_of_clocks_says_so(
-    nodes: WiredNodes, tmp_path: Path
-) -> None:
+def test_time_retention_trims_only_when_majority_of_clocks_agrees(nodes: WiredNodes, tmp_path: Path) -> None:
     configure(nodes, retentionMinutes=30)
     with published(nodes, tmp_path, "aged") as publisher:
         publish(nodes, publisher, 3)
@@ -152,7 +150,7 @@ def test_what_is_kept_by_time_goes_only_when_a_majority_of_clocks_says_so(
     configure(nodes, retentionMinutes=0)
 
 
-def test_a_subscriber_that_is_slower_than_retention_is_told_what_it_missed_and_why(
+def test_subscriber_slower_than_retention_gets_event_with_skipped_range_and_reason(
     nodes: WiredNodes, tmp_path: Path
 ) -> None:
     configure(nodes, retentionMinutes=0, retentionBytes=LIMIT_BYTES)
@@ -195,7 +193,9 @@ def test_a_subscriber_that_is_slower_than_retention_is_told_what_it_missed_and_w
     configure(nodes, retentionBytes=0)
 
 
-def test_a_quiet_stream_expires_whole_and_goes_on_where_it_was(nodes: WiredNodes, tmp_path: Path) -> None:
+def test_idle_stream_is_trimmed_to_its_end_and_continues_at_same_position(
+    nodes: WiredNodes, tmp_path: Path
+) -> None:
     configure(nodes, retentionMinutes=30, rollMinutes=30)
     tls, copy = nodes.certificate("subscriber", "patient"), tmp_path / "copy"
     with (

@@ -1,4 +1,4 @@
-"""Leases of a real cluster: over any node, over the death of the leader, and as balancers use them."""
+"""Leases of a real cluster: over any node, over the death of the leader, and as used by balancers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def until(is_met: Callable[[], object]) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_leases_outlive_the_leader_and_tokens_rise_over_it_and_what_nobody_renews_lapses(
+def test_leases_survive_leader_kill_with_rising_tokens_and_expire_unless_renewed(
     faults: Faults,
 ) -> None:
     nodes = faults.nodes
@@ -76,7 +76,7 @@ def test_leases_outlive_the_leader_and_tokens_rise_over_it_and_what_nobody_renew
     asyncio.run(main())
 
 
-def test_hosts_share_queues_by_leases_of_a_cluster_whose_leader_dies_and_one_takes_over_from_another(
+def test_lease_balancers_share_queues_exclusively_over_leader_kill_and_host_failure(
     faults: Faults,
 ) -> None:
     nodes = faults.nodes

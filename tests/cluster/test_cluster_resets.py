@@ -1,4 +1,4 @@
-"""Resets of real nodes: a soft one loses nothing, a hard one goes on behind, force goes on with one node."""
+"""Soft, hard and forced resets of a real cluster under load."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def leases_alive(faults: Faults, *, least: int = 0) -> Iterator[None]:
     assert tokens[-1] > least
 
 
-def test_a_soft_reset_under_load_loses_and_reorders_nothing_and_who_was_down_follows(faults: Faults) -> None:
+def test_soft_reset_under_load_loses_and_reorders_no_messages_and_down_node_follows(faults: Faults) -> None:
     nodes = faults.nodes
     with leases_alive(faults), faults.sender("one") as one, faults.sender("two") as two:
         faults.wait_flow(one, two)
@@ -159,7 +159,7 @@ def test_a_soft_reset_under_load_loses_and_reorders_nothing_and_who_was_down_fol
         faults.verdict()
 
 
-def test_nodes_that_are_restarted_one_by_one_during_resets_end_in_one_epoch_and_lose_nothing(
+def test_rolling_restarts_during_soft_resets_end_in_one_epoch_and_lose_no_messages(
     faults: Faults,
 ) -> None:
     """As an upgrade restarts them: each is stopped in good order, and the next one as soon as it is back."""
@@ -179,7 +179,7 @@ def test_nodes_that_are_restarted_one_by_one_during_resets_end_in_one_epoch_and_
         faults.verdict()
 
 
-def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_subscribers(
+def test_hard_reset_continues_at_merged_end_fences_publisher_and_notifies_readers(
     faults: Faults, tmp_path: Path
 ) -> None:
     nodes, events = faults.nodes, list[Event]()
@@ -256,7 +256,9 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
     assert plain.status == 400, "it must name the stream"
 
 
-def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, tmp_path: Path) -> None:
+def test_forced_reset_continues_from_one_node_after_two_of_three_are_wiped(
+    faults: Faults, tmp_path: Path
+) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("publisher", "kept")
     with (

@@ -1,4 +1,4 @@
-"""Subscribers of a whole cluster: what publishers send comes through, whichever node is lost on the way."""
+"""Subscribers of a real cluster receive every published message while nodes are killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def take(subscriber: rt.Subscriber, count: int) -> list[bytes]:
     return values
 
 
-def test_messages_come_through_while_nodes_are_killed(faults: Faults, tmp_path: Path) -> None:
+def test_subscriber_receives_all_messages_in_order_while_nodes_are_killed(
+    faults: Faults, tmp_path: Path
+) -> None:
     nodes = faults.nodes
     with (
         rt.Publisher(
@@ -60,7 +62,9 @@ def test_messages_come_through_while_nodes_are_killed(faults: Faults, tmp_path: 
         assert got == sent
 
 
-def test_an_event_loop_publishes_and_subscribes(faults: Faults, tmp_path: Path) -> None:
+def test_aio_subscriber_receives_each_message_published_from_its_event_loop(
+    faults: Faults, tmp_path: Path
+) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("subscriber", "loop")
     with rt.Publisher(

@@ -1,4 +1,4 @@
-"""The same record damaged on every node: an alarm names it, readers are told, and an operator goes on."""
+"""A record that is corrupt on every node: alarm, event for readers, and trim by an operator."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def middle_batch(path: Path, segment: SegmentId) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("at", [40, 3000], ids=["header", "values, which a sender does not verify"])
-def test_a_record_that_is_damaged_on_every_node_is_told_and_can_be_given_up(
+def test_record_corrupt_on_all_nodes_is_reported_and_skipped_after_operator_trim(
     nodes: LocalCluster, tmp_path: Path, at: int
 ) -> None:
     publish(nodes, tmp_path, 60)

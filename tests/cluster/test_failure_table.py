@@ -1,4 +1,4 @@
-"""What must happen at each fault: real nodes, real publishers, real kills, cuts and full disks.
+"""Failures of real nodes and publishers: kills, network cuts, full disks, bit flips, lost directories.
 
 After each fault the same verdict is asked for (`support/verdict.py`). Files of their own have clocks that
 jump, certificates that expire, and power cuts that take back what was not synced.
@@ -41,7 +41,7 @@ PARTS: tuple[Part, ...] = ("control", "data")
 # --- publishers -------------------------------------------------------------------------------------------
 
 
-def test_a_publisher_killed_in_the_middle_goes_on_without_gap_or_repeat(faults: Faults) -> None:
+def test_killed_publisher_continues_without_gap_or_repeat(faults: Faults) -> None:
     with faults.sender("killed") as sender:
         for _ in range(2):
             faults.wait_flow(sender)
@@ -52,7 +52,7 @@ def test_a_publisher_killed_in_the_middle_goes_on_without_gap_or_repeat(faults: 
         faults.verdict()
 
 
-def test_of_a_lost_session_directory_all_that_was_replicated_stays(faults: Faults) -> None:
+def test_replicated_messages_survive_loss_of_session_directory(faults: Faults) -> None:
     with faults.sender("lost") as sender:
         for _ in range(2):
             faults.wait(lambda: sender.notes.replicated > sender.notes.first + 50, "something replicated")
@@ -63,7 +63,7 @@ def test_of_a_lost_session_directory_all_that_was_replicated_stays(faults: Fault
         faults.verdict()
 
 
-def test_what_a_directory_restored_from_a_copy_publishes_is_not_acknowledged_for_a_lost_run(
+def test_publisher_on_session_directory_restored_from_copy_raises_fenced(
     faults: Faults, tmp_path: Path
 ) -> None:
     """Its next run has the number of one that the cluster has merged, and the same numbers of messages."""
@@ -89,7 +89,7 @@ def test_what_a_directory_restored_from_a_copy_publishes_is_not_acknowledged_for
     faults.verdict(others={session: 3})
 
 
-def test_of_two_hosts_with_one_session_name_one_is_fenced(faults: Faults) -> None:
+def test_second_host_with_same_session_name_fences_first(faults: Faults) -> None:
     with faults.sender("twin", host="first") as first:
         faults.wait_flow(first)
         with Sender(
@@ -110,7 +110,7 @@ def test_of_two_hosts_with_one_session_name_one_is_fenced(faults: Faults) -> Non
 
 
 @pytest.mark.parametrize("cut", ["none", "silence"])
-def test_an_idle_publisher_whose_name_another_directory_takes_over_on_other_nodes_is_told(
+def test_idle_publisher_is_fenced_when_another_directory_takes_its_name_on_other_nodes(
     faults: Faults, tmp_path: Path, cut: str
 ) -> None:
     """Nothing comes on the older one's stream, and no stream of the newer one takes its place there."""
@@ -136,7 +136,7 @@ def test_an_idle_publisher_whose_name_another_directory_takes_over_on_other_node
     faults.verdict(others={session: 3})
 
 
-def test_a_publisher_whose_disk_is_full_goes_on_when_there_is_room(
+def test_publisher_on_full_disk_raises_disk_full_and_continues_once_space_is_freed(
     faults: Faults, mounted: Callable[[Path, int], None], tmp_path: Path
 ) -> None:
     disk = tmp_path / "small"
@@ -172,7 +172,7 @@ def test_a_publisher_whose_disk_is_full_goes_on_when_there_is_room(
     assert numbers[-1][1] == b"after"
 
 
-def test_while_no_node_is_reachable_publishers_go_on_and_all_flows_afterwards(faults: Faults) -> None:
+def test_publishers_keep_publishing_while_no_node_is_reachable_and_flow_resumes(faults: Faults) -> None:
     with faults.sender("alone") as kept, faults.sender("alone2") as restarted:
         faults.wait_flow(kept, restarted)
         faults.nodes.cut(CLIENTS)
@@ -216,9 +216,7 @@ Fault = Callable[[WiredNodes, str], Callable[[], None]]
 
 @pytest.mark.parametrize("who", ["leader", "follower"])
 @pytest.mark.parametrize("fault", [killed, paused, cut_off, silent])
-def test_without_one_node_the_stream_goes_on_and_it_catches_up(
-    faults: Faults, fault: Fault, who: str
-) -> None:
+def test_stream_flows_without_one_node_and_node_catches_up(faults: Faults, fault: Fault, who: str) -> None:
     leader = faults.nodes.wait_ready()
     name = leader if who == "leader" else next(name for name in faults.nodes.names if name != leader)
     with faults.sender(f"{fault.__name__}-{who}") as sender:
@@ -232,7 +230,7 @@ def test_without_one_node_the_stream_goes_on_and_it_catches_up(
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_of_a_node_that_is_killed_starts_again(faults: Faults, part: Part) -> None:
+def test_stream_flows_after_one_process_of_each_node_is_killed_in_turn(faults: Faults, part: Part) -> None:
     with faults.sender(f"part-{part}") as sender:
         faults.wait_flow(sender)
         for name in faults.nodes.names:
@@ -242,7 +240,7 @@ def test_a_part_of_a_node_that_is_killed_starts_again(faults: Faults, part: Part
         faults.verdict()
 
 
-def test_all_goes_on_when_one_part_of_every_node_is_killed_at_once_and_then_the_other(faults: Faults) -> None:
+def test_stream_flows_after_same_process_of_all_nodes_is_killed_at_once(faults: Faults) -> None:
     with faults.sender("parts") as sender:
         faults.wait_flow(sender)
         for part in PARTS:
@@ -252,7 +250,7 @@ def test_all_goes_on_when_one_part_of_every_node_is_killed_at_once_and_then_the_
         faults.verdict()
 
 
-def test_a_node_that_the_publisher_does_not_reach_keeps_up(faults: Faults) -> None:
+def test_node_unreachable_by_publisher_keeps_up(faults: Faults) -> None:
     nodes, session = faults.nodes, "out-of-reach"
     tls = nodes.certificate("publisher", session)
     with Sender(nodes.root / session, session, nodes.endpoints[:2], tls) as sender:
@@ -264,7 +262,7 @@ def test_a_node_that_the_publisher_does_not_reach_keeps_up(faults: Faults) -> No
         faults.verdict()
 
 
-def test_all_nodes_killed_at_once_lose_nothing_that_was_replicated(faults: Faults) -> None:
+def test_replicated_messages_survive_kill_of_all_nodes_at_once(faults: Faults) -> None:
     with faults.sender("all") as sender:
         faults.wait_flow(sender)
         faults.nodes.kill(*faults.nodes.names)
@@ -274,7 +272,7 @@ def test_all_nodes_killed_at_once_lose_nothing_that_was_replicated(faults: Fault
         faults.verdict()
 
 
-def test_a_node_whose_disk_is_lost_joins_again_and_has_the_same_bytes(faults: Faults) -> None:
+def test_node_with_wiped_disk_joins_again_with_identical_bytes(faults: Faults) -> None:
     with faults.sender("wiped") as sender:
         faults.wait_flow(sender)
         leader = faults.nodes.wait_ready()
@@ -287,7 +285,7 @@ def test_a_node_whose_disk_is_lost_joins_again_and_has_the_same_bytes(faults: Fa
         faults.verdict()
 
 
-def test_a_node_whose_disk_is_full_recovers_alone(
+def test_node_with_full_disk_catches_up_once_space_is_freed(
     faults: Faults, mounted: Callable[[Path, int], None]
 ) -> None:
     nodes = faults.nodes
@@ -315,7 +313,7 @@ def test_a_node_whose_disk_is_full_recovers_alone(
             nodes.stop(name)  # Its directory goes with the mount: the next test finds it wiped.
 
 
-def test_a_node_whose_fsync_fails_once_stops_that_process_and_recovers(
+def test_node_process_ends_on_failed_fsync_and_is_restarted(
     faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trigger = tmp_path / "fail"
@@ -346,7 +344,7 @@ def test_a_node_whose_fsync_fails_once_stops_that_process_and_recovers(
         nodes.stop(name)  # The next test finds it without the library.
 
 
-def test_a_bit_flipped_in_a_session_copy_reaches_no_merged_log(faults: Faults) -> None:
+def test_bit_flip_in_session_replica_reaches_no_merged_log(faults: Faults) -> None:
     name = faults.nodes.names[2]
     with faults.sender("flip-copy") as sender:
         faults.wait_flow(sender)
@@ -362,7 +360,7 @@ def test_a_bit_flipped_in_a_session_copy_reaches_no_merged_log(faults: Faults) -
         faults.verdict(allowed=[DAMAGE + "|segment_repair_failed"])
 
 
-def test_a_bit_that_flips_in_a_session_copy_between_its_receipt_and_its_merging_is_never_merged(
+def test_bit_flip_in_session_replica_between_receipt_and_merge_is_not_merged(
     faults: Faults, tmp_path: Path
 ) -> None:
     """The node has what the others merged, and is told only after the flip that it is to be merged."""
@@ -395,7 +393,7 @@ def test_a_bit_that_flips_in_a_session_copy_between_its_receipt_and_its_merging_
     faults.verdict(allowed=[DAMAGE, "segment_repair_failed"], others={session: len(values) + 1})
 
 
-def test_a_bit_flipped_in_the_merged_log_of_a_node_that_runs_is_found_and_mended(faults: Faults) -> None:
+def test_bit_flip_in_merged_log_of_running_node_is_found_and_repaired(faults: Faults) -> None:
     name = faults.nodes.names[2]
     with faults.sender("flip-running") as sender:
         faults.wait_flow(sender)
@@ -413,7 +411,7 @@ def test_a_bit_flipped_in_the_merged_log_of_a_node_that_runs_is_found_and_mended
         faults.verdict(allowed=[DAMAGE])
 
 
-def test_a_node_with_a_flipped_bit_in_its_active_merged_segment_fetches_good_bytes_by_itself(
+def test_bit_flip_in_active_merged_segment_is_repaired_after_node_restart(
     faults: Faults,
 ) -> None:
     name = faults.nodes.names[2]
@@ -427,7 +425,7 @@ def test_a_node_with_a_flipped_bit_in_its_active_merged_segment_fetches_good_byt
         faults.verdict(allowed=[DAMAGE])
 
 
-def test_what_only_one_node_has_of_a_publisher_that_is_gone_is_copied_and_merged(faults: Faults) -> None:
+def test_messages_of_lost_publisher_held_by_one_node_are_copied_and_merged(faults: Faults) -> None:
     nodes, session = faults.nodes, "orphan"
     tls = nodes.certificate("publisher", session)
     with Sender(nodes.root / "orphaned", session, nodes.endpoints[:1], tls) as sender:
@@ -440,7 +438,7 @@ def test_what_only_one_node_has_of_a_publisher_that_is_gone_is_copied_and_merged
     faults.verdict()
 
 
-def test_certificates_are_rotated_while_streams_run(faults: Faults) -> None:
+def test_certificates_are_rotated_while_streams_flow(faults: Faults) -> None:
     nodes = faults.nodes
     with faults.sender("rotated") as sender:
         faults.wait_flow(sender)

@@ -1,4 +1,4 @@
-"""Files of a node that somebody else changed or planted while it was down."""
+"""Files of a node that were changed or planted while it was down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANARY = b"nobody writes here"
 
 
 @pytest.mark.parametrize("at", [20, -1], ids=["header", "content"])
-def test_a_bit_flipped_in_a_raft_snapshot_ends_the_node_for_good_and_wiped_it_catches_up(
+def test_bit_flip_in_raft_snapshot_ends_node_with_1_and_stream_flows_after_wipe(
     faults: Faults, at: int
 ) -> None:
     nodes, name = faults.nodes, follower(faults)
@@ -43,7 +43,7 @@ def test_a_bit_flipped_in_a_raft_snapshot_ends_the_node_for_good_and_wiped_it_ca
         faults.verdict(allowed=[r"process_failed|node_failed|snapshot"])
 
 
-def test_links_planted_where_a_node_writes_next_lead_nowhere(faults: Faults, tmp_path: Path) -> None:
+def test_symbolic_links_planted_at_write_paths_are_not_followed(faults: Faults, tmp_path: Path) -> None:
     nodes, name = faults.nodes, follower(faults)
     canary, elsewhere = tmp_path / "canary", tmp_path / "elsewhere"
     canary.write_bytes(CANARY)
@@ -85,7 +85,7 @@ def test_links_planted_where_a_node_writes_next_lead_nowhere(faults: Faults, tmp
     assert os.listdir(elsewhere) == []
 
 
-def test_a_session_replica_with_a_file_of_another_time_is_set_aside_and_comes_back_from_the_others(
+def test_session_replica_with_wrong_durable_end_is_quarantined_and_restored_from_peers(
     faults: Faults,
 ) -> None:
     """All segments verify, and the recorded durable end names messages that are in none of them."""

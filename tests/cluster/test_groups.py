@@ -1,4 +1,4 @@
-"""A group of real workers on a real cluster: one is killed, one is paused for longer than its leases."""
+"""A consumer group of real workers on a real cluster: one is killed, one paused beyond its leases."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def working(faults: Faults, root: Path) -> Iterator[Workers]:
                 workers.kill(pid)
 
 
-def test_a_group_handles_every_message_in_order_over_the_death_and_the_pause_of_members(
+def test_group_handles_every_message_in_topic_order_over_kill_and_pause_of_members(
     faults: Faults, tmp_path: Path
 ) -> None:
     nodes = faults.nodes

@@ -1,4 +1,4 @@
-"""Certificates that attack a node's memory, one kind alone and all at once: a bound on its processes holds.
+"""Memory of a node under attack by clients with valid certificates: its processes stay within a bound.
 
 The bound is on what the kernel counts (`VmHWM`), of real processes; `pytest --log-cli-level=INFO` prints it.
 While one kind of attack runs alone, a publisher that reaches this node only is served, and a subscriber as
@@ -102,7 +102,7 @@ def serve_honest(nodes: LocalCluster, publisher: rt.Publisher, subscriber: rt.Su
 @pytest.mark.parametrize(
     "names", [*([name] for name in ATTACKS), [*ATTACKS]], ids=lambda names: "+".join(names)[:40]
 )
-def test_attacks_stay_within_the_memory_bound(
+def test_node_memory_stays_within_bound_during_attacks(
     nodes: LocalCluster,
     tmp_path: Path,
     names: list[str],

@@ -1,4 +1,4 @@
-"""Peers that mean harm, at the ports of real nodes: refused, while the others are served as ever."""
+"""Hostile peers at the ports of real nodes are refused while other clients are served."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def foreign(tmp_path: Path) -> rt.TLS:
     return rt.TLS(*issue(tmp_path / "ca", Identity("s", "publisher", "foreign")))
 
 
-def test_without_a_certificate_of_this_ca_nobody_gets_a_word(faults: Faults, foreign: rt.TLS) -> None:
+def test_peer_without_certificate_of_cluster_ca_gets_no_answer(faults: Faults, foreign: rt.TLS) -> None:
     nodes = faults.nodes
     with bounded(faults, "h-certificate"):
         for port in (*nodes.data_ports.values(), *nodes.raft_ports.values()):
@@ -154,7 +154,7 @@ def test_without_a_certificate_of_this_ca_nobody_gets_a_word(faults: Faults, for
                     assert b"HTTP" not in plain.recv(65536)
 
 
-def test_roles_and_names_of_others_are_refused(faults: Faults) -> None:
+def test_requests_of_wrong_role_or_name_are_refused(faults: Faults) -> None:
     nodes = faults.nodes
     target = f"127.0.0.1:{nodes.data_ports['n1']}"
     publisher, subscriber, operator = (
@@ -193,7 +193,7 @@ def test_roles_and_names_of_others_are_refused(faults: Faults) -> None:
         assert directories(nodes) == before
 
 
-def test_garbage_and_huge_lengths_harm_nobody(faults: Faults) -> None:
+def test_malformed_and_oversized_requests_are_refused_while_publisher_is_served(faults: Faults) -> None:
     nodes, draw = faults.nodes, random.Random(7)
     publisher = nodes.certificate("publisher", "h-garbage")
     port = nodes.data_ports["n1"]
@@ -255,7 +255,7 @@ def asked(*names: str, token: int = 0, **fields: Any) -> bytes:
     return leases_pb2.LeaseRequest(leases=rows, **said).SerializeToString()
 
 
-def test_leases_of_others_are_neither_got_nor_seen_nor_taken_away(faults: Faults) -> None:
+def test_leases_of_another_owner_cannot_be_acquired_listed_or_released(faults: Faults) -> None:
     nodes = faults.nodes
     target = f"127.0.0.1:{nodes.data_ports['n1']}"
     holder = nodes.certificate("subscriber", "h-holder", lease_groups=["h-app"])
@@ -314,7 +314,7 @@ def test_leases_of_others_are_neither_got_nor_seen_nor_taken_away(faults: Faults
         assert asyncio.run(released(token)) == [True], "nobody got or took away anything"
 
 
-def test_idle_connections_take_nobody_s_place(faults: Faults) -> None:
+def test_idle_connections_do_not_block_new_clients(faults: Faults) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("publisher", "h-idle")
     with bounded(faults, "h-busy"), contextlib.ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""Sessions that come and go on real nodes: few descriptors and directories stay, and limits are told."""
+"""Many short sessions on real nodes: descriptors and directories are released, and limits hold."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def is_refused(nodes: WiredNodes, name: str, session: str) -> bool:
     return any("too many sessions are open" in line and session in line for line in words.splitlines())
 
 
-def test_sessions_that_come_and_go_leave_neither_descriptors_nor_directories(
-    faults: Faults, tmp_path: Path
-) -> None:
+def test_closed_sessions_leave_no_descriptors_or_directories(faults: Faults, tmp_path: Path) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("publisher", "pods")
     before = {name: (copies(nodes, name), session_descriptors(nodes, name)) for name in nodes.names}
@@ -80,9 +78,7 @@ def test_sessions_that_come_and_go_leave_neither_descriptors_nor_directories(
     assert nodes.compare().differences == ()
 
 
-def test_too_many_sessions_are_refused_with_what_helps_and_let_in_once_there_is_room(
-    faults: Faults, tmp_path: Path
-) -> None:
+def test_session_over_limit_is_refused_until_another_is_closed(faults: Faults, tmp_path: Path) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("publisher", "flock")
     told(nodes, "/configuration", {"sessionsPerNameMax": 2})
@@ -101,7 +97,9 @@ def test_too_many_sessions_are_refused_with_what_helps_and_let_in_once_there_is_
         told(nodes, "/configuration", {"sessionsPerNameMax": 1000})
 
 
-def test_without_descriptors_new_sessions_wait_and_no_node_stops(faults: Faults, tmp_path: Path) -> None:
+def test_new_sessions_wait_without_free_descriptors_and_no_node_restarts(
+    faults: Faults, tmp_path: Path
+) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("publisher", "crowd")
     pids = {name: nodes.pids(name, "data")[0] for name in nodes.names}
@@ -146,7 +144,7 @@ def is_unlocked(directory: str) -> bool:
     return True
 
 
-def test_a_publisher_goes_on_with_its_next_run_though_its_disk_has_more_of_those_that_were_closed(
+def test_publisher_continues_with_next_run_after_close_of_run_with_unsent_messages(
     faults: Faults, tmp_path: Path
 ) -> None:
     nodes = faults.nodes

@@ -1,4 +1,4 @@
-"""Clusters of real nodes whose members change while a publisher publishes and a subscriber reads."""
+"""Member changes of real clusters while a publisher publishes and a subscriber reads."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def check_logs(cluster: GrowingCluster, count: int, *names: str) -> None:
     assert not cluster.compare_of(*names)
 
 
-def test_a_cluster_of_one_grows_to_five_and_shrinks_to_three_under_load(root: Path) -> None:
+def test_single_node_cluster_grows_to_five_nodes_and_shrinks_to_three_under_load(root: Path) -> None:
     with GrowingCluster(root, 5, 1) as cluster:
         cluster.start("n1")
         cluster.wait_ready()
@@ -149,7 +149,7 @@ def test_a_cluster_of_one_grows_to_five_and_shrinks_to_three_under_load(root: Pa
         assert "this node was removed from the cluster" in cluster.last_words(gone, 40)
 
 
-def test_a_dead_node_is_replaced_and_all_nodes_are_killed_on_the_way(root: Path) -> None:
+def test_dead_node_replacement_completes_after_all_other_nodes_are_killed(root: Path) -> None:
     with GrowingCluster(root, 4, 3) as cluster:
         cluster.start("n1", "n2", "n3")
         cluster.wait_ready()

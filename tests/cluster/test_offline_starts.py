@@ -1,4 +1,4 @@
-"""A publisher that was started many times offline: its runs are merged in order, whatever fails."""
+"""Runs of a publisher started many times offline are merged in order, even while nodes are killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def merged_values(faults: Faults, session: str, node: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("fault", "starts"), STARTS.items(), ids=STARTS)
-def test_all_starts_are_merged_in_order(faults: Faults, tmp_path: Path, fault: str, starts: int) -> None:
+def test_offline_runs_are_merged_in_order_despite_node_failures(
+    faults: Faults, tmp_path: Path, fault: str, starts: int
+) -> None:
     nodes, session = faults.nodes, f"offline-{fault.replace(' ', '-')}"
     values = start_offline(tmp_path, session, 0, starts)
     leader = nodes.wait_ready()
@@ -66,7 +68,7 @@ def test_all_starts_are_merged_in_order(faults: Faults, tmp_path: Path, fault: s
     faults.verdict(others={session: starts + 1})
 
 
-def test_starts_go_on_behind_those_that_were_merged(faults: Faults, tmp_path: Path) -> None:
+def test_later_offline_runs_are_merged_after_earlier_ones(faults: Faults, tmp_path: Path) -> None:
     """Once pushed, offline again, and pushed again: what was open goes first."""
     nodes, session = faults.nodes, "offline-again"
     nodes.wait_ready()

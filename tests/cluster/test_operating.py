@@ -1,4 +1,4 @@
-"""What operators see of real nodes through the gRPC port: holds of subscribers, and the steps of a return."""
+"""Operators see holds, member phases and alarms of real nodes through the gRPC port."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def publish(faults: Faults, operator: Operator, root: Path, session: str, count:
     return end
 
 
-def test_the_log_is_held_for_a_named_subscriber_until_an_operator_releases_it(
+def test_hold_of_named_subscriber_follows_its_acks_until_operator_releases_it(
     faults: Faults, operator: Operator, tmp_path: Path
 ) -> None:
     end = publish(faults, operator, tmp_path / "out", "held", 10)
@@ -94,7 +94,7 @@ def test_the_log_is_held_for_a_named_subscriber_until_an_operator_releases_it(
     operator.told("/release-hold", body={"name": "holder"})
 
 
-def test_a_node_that_lost_its_disk_is_seen_away_then_behind_then_ready(
+def test_node_with_lost_disk_is_reported_unreachable_then_copying_or_merging_then_ready(
     faults: Faults, operator: Operator, tmp_path: Path
 ) -> None:
     nodes = faults.nodes
@@ -121,7 +121,7 @@ def test_a_node_that_lost_its_disk_is_seen_away_then_behind_then_ready(
     faults.verdict()
 
 
-def test_a_process_that_is_stopped_is_named_by_its_sibling_and_data_about_it_bears_its_age(
+def test_hung_process_raises_alarm_of_its_node_and_report_age_grows(
     faults: Faults, operator: Operator
 ) -> None:
     nodes = faults.nodes
@@ -147,7 +147,7 @@ def test_a_process_that_is_stopped_is_named_by_its_sibling_and_data_about_it_bea
     faults.wait(lambda: "control-hung" not in operator.alarms(other), "the control process to answer")
 
 
-def test_a_push_that_is_stopped_is_told_by_each_node_and_no_longer_when_it_goes_on(
+def test_stopped_push_process_raises_push_stuck_alarm_on_each_node_until_resumed(
     faults: Faults, operator: Operator, tmp_path: Path
 ) -> None:
     nodes = faults.nodes

@@ -1,4 +1,4 @@
-"""Publishers that reach some of the nodes only: no node is sent everything."""
+"""Messages of publishers that reach only some nodes are merged on all nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def senders(faults: Faults, tmp_path: Path) -> Iterator[list[Sender]]:
         yield faults.senders
 
 
-def test_publishers_that_each_reach_another_two_of_three_nodes_flow_without_end(
+def test_publishers_reaching_different_pairs_of_nodes_keep_merging(
     faults: Faults, senders: list[Sender]
 ) -> None:
     nodes = faults.nodes
@@ -39,7 +39,7 @@ def test_publishers_that_each_reach_another_two_of_three_nodes_flow_without_end(
     faults.verdict()
 
 
-def test_a_publisher_that_never_rests_and_reaches_one_node_only_flows_too(faults: Faults) -> None:
+def test_busy_publisher_reaching_only_one_node_keeps_merging(faults: Faults) -> None:
     nodes, session = faults.nodes, "lonely"
     tls = nodes.certificate("publisher", session)
     with Sender(nodes.root / session, session, nodes.endpoints[:1], tls) as sender:
@@ -51,7 +51,7 @@ def test_a_publisher_that_never_rests_and_reaches_one_node_only_flows_too(faults
         faults.verdict()
 
 
-def test_what_no_node_has_alone_is_merged_after_all_nodes_were_killed_and_one_lost_its_disk(
+def test_pairwise_publishers_keep_merging_after_all_nodes_are_killed_and_one_disk_is_lost(
     faults: Faults, senders: list[Sender]
 ) -> None:
     nodes = faults.nodes

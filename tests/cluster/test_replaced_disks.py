@@ -1,4 +1,4 @@
-"""Disks of nodes that are replaced by empty ones: they have no say before they hold what was lost."""
+"""Publishers continue, and no message is lost, when disks of nodes are replaced by empty ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rt.sidecar.progress_file import read_progress
 pytestmark = pytest.mark.slow
 
 
-def test_when_every_disk_was_replaced_a_publisher_that_restarts_still_goes_on_with_a_majority(
+def test_restarted_publisher_continues_with_majority_after_every_disk_was_replaced(
     faults: Faults,
 ) -> None:
     nodes = faults.nodes
@@ -55,7 +55,7 @@ def delete_merged_run(faults: Faults, sender: Sender) -> None:
         assert last.end == writer.end
 
 
-def test_a_publisher_that_deleted_its_merged_run_goes_on_with_the_only_node_it_reaches_whose_disk_is_new(
+def test_publisher_with_deleted_merged_run_continues_on_only_node_after_disk_replacement(
     faults: Faults,
 ) -> None:
     nodes, session, name = faults.nodes, "orphan", faults.nodes.names[0]

@@ -1,4 +1,4 @@
-"""Nodes, publishers and subscribers of an earlier version of rt work with this one.
+"""A cluster is upgraded and downgraded node by node under load, together with an earlier rt version.
 
 A cluster is upgraded node by node under load, and goes back. Nothing is lost, repeated or in another order.
 """
@@ -215,7 +215,7 @@ def nodes(earlier: Path) -> Iterator[MixedCluster]:
         yield nodes
 
 
-def test_a_cluster_is_upgraded_and_goes_back_under_load(nodes: MixedCluster) -> None:
+def test_rolling_upgrade_and_downgrade_under_load_lose_no_messages(nodes: MixedCluster) -> None:
     nodes.start()
     nodes.wait_ready()
     with ExitStack() as opened:
@@ -232,7 +232,7 @@ def test_a_cluster_is_upgraded_and_goes_back_under_load(nodes: MixedCluster) -> 
     assert differences(nodes.compare(), count) == []
 
 
-def test_a_level_is_raised_when_all_members_know_it_and_then_an_earlier_node_refuses(
+def test_feature_level_is_raised_once_all_members_know_it_and_earlier_node_then_refuses(
     nodes: MixedCluster,
 ) -> None:
     raised = {"level": 2}

@@ -1,4 +1,4 @@
-"""Publishers that promised how often they publish (`max_silence`): killed, closed in order, retired."""
+"""Nodes raise an alarm for publishers that are silent for longer than their `max_silence`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kill_promising(nodes: WiredNodes, root: Path, session: str, tls: TLS) -> Non
             os.kill(process.pid, signal.SIGKILL)
 
 
-def test_a_publisher_that_was_killed_is_named_by_each_node_until_it_is_back_or_retired(
+def test_killed_publisher_raises_alarm_on_each_node_until_restarted_or_closed(
     faults: Faults, tmp_path: Path
 ) -> None:
     nodes = faults.nodes
@@ -79,9 +79,7 @@ def test_a_publisher_that_was_killed_is_named_by_each_node_until_it_is_back_or_r
     wait_named(by_all=False)
 
 
-def test_a_node_that_was_cut_off_when_a_publisher_was_closed_gives_no_alarm(
-    faults: Faults, tmp_path: Path
-) -> None:
+def test_node_partitioned_during_publisher_close_raises_no_alarm(faults: Faults, tmp_path: Path) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("publisher", "orderly")
     others = ("n1", "n2")

@@ -1,4 +1,4 @@
-"""The whole stack under drawn faults. `python -m chaos.run --stack` runs for longer."""
+"""Random faults on the whole stack lose and repeat no message; chaos.run --stack runs longer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def root() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_whatever_fails_all_is_merged_everywhere_after_each_heal(root: Path) -> None:
+def test_stack_merges_every_published_message_despite_each_kind_of_fault(root: Path) -> None:
     """A short deck: each kind of fault happens, most of them once."""
     chaos = StackChaos(root, decks=1, seed=5, live_s=LIVE_S, is_short=True)
     outcome = chaos.run()
@@ -39,7 +39,7 @@ def test_whatever_fails_all_is_merged_everywhere_after_each_heal(root: Path) -> 
     assert outcome.lost_files > 0
 
 
-def test_a_run_that_never_comes_to_the_committed_end_says_so(
+def test_chaos_run_reports_problem_if_node_never_reaches_committed_end(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StackChaos, "_behind", lambda *_: {"n1": 1})
@@ -50,9 +50,7 @@ def test_a_run_that_never_comes_to_the_committed_end_says_so(
 @pytest.mark.parametrize(
     ("numbers", "is_right"), [([0, 1, 2], True), ([0, 2], False), ([0, 1, 1], False), ([1, 0], False)]
 )
-def test_a_log_in_which_a_message_is_missing_or_repeated_is_a_problem(
-    numbers: list[int], is_right: bool
-) -> None:
+def test_log_check_reports_missing_repeated_or_reordered_messages(numbers: list[int], is_right: bool) -> None:
     check = LogCheck("n1")
     check.take(
         rt.Message(position, 0, "feed", 0, number, "", value_of(number))

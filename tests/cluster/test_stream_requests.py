@@ -1,4 +1,4 @@
-"""Requests to the host that owns a queue, on a real cluster: from another host, and from an operator."""
+"""Other hosts and operators send requests to the host that owns a queue, on a real cluster."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def wanted(start: int = 0) -> list[bytes]:
     return [b"%d" % number for number in range(start, EVENTS)]
 
 
-def test_a_host_subscribes_resumes_and_ends_where_another_owns_the_queue(
+def test_host_subscribes_resumes_and_unsubscribes_on_queue_owned_by_another(
     root: Path, nodes: LocalCluster
 ) -> None:
     async def main() -> None:
@@ -188,9 +188,7 @@ def test_a_host_subscribes_resumes_and_ends_where_another_owns_the_queue(
     asyncio.run(main())
 
 
-def test_an_operator_lists_resets_resumes_and_ends_subscriptions_of_hosts(
-    root: Path, nodes: LocalCluster
-) -> None:
+def test_operator_lists_resets_resumes_and_ends_subscriptions(root: Path, nodes: LocalCluster) -> None:
     is_good = asyncio.Event()
 
     async def act(batch: EventBatch) -> None:
@@ -245,7 +243,7 @@ def test_an_operator_lists_resets_resumes_and_ends_subscriptions_of_hosts(
 
 
 @pytest.mark.parametrize("nodes", [1], indirect=True)
-def test_a_paused_queue_delivers_nothing_until_it_is_resumed_on_whichever_host(
+def test_paused_queue_delivers_no_events_on_its_next_owner_until_resumed(
     root: Path, nodes: LocalCluster
 ) -> None:
     async def main() -> None:
@@ -310,7 +308,7 @@ class HostProcesses:
 @pytest.mark.parametrize(
     "moment", ["before it takes them", "while it takes them", "when it has answered one"]
 )
-def test_a_host_that_is_killed_in_the_middle_of_requests_loses_and_repeats_none(
+def test_requests_are_served_exactly_once_if_host_is_killed(
     root: Path, nodes: LocalCluster, moment: str
 ) -> None:
     subscribe = QueueRequest(
@@ -359,7 +357,9 @@ def test_a_host_that_is_killed_in_the_middle_of_requests_loses_and_repeats_none(
 
 
 @pytest.mark.parametrize("nodes", [1], indirect=True)
-def test_a_publisher_sends_no_requests(root: Path, nodes: LocalCluster) -> None:
+def test_publishers_and_subscribers_outside_lease_group_are_refused_queue_requests(
+    root: Path, nodes: LocalCluster
+) -> None:
     async def main() -> None:
         host = Host(root, nodes, "one")
         async with host.provider:
@@ -377,7 +377,9 @@ def test_a_publisher_sends_no_requests(root: Path, nodes: LocalCluster) -> None:
     asyncio.run(main())
 
 
-def test_the_example_continues_its_subscription_on_the_other_host(root: Path, nodes: LocalCluster) -> None:
+def test_example_subscription_continues_on_second_host_after_first_is_killed(
+    root: Path, nodes: LocalCluster
+) -> None:
     tls = nodes.certificate("subscriber", "hosts", lease_groups=["prices"])
 
     def start(name: str) -> subprocess.Popen[str]:

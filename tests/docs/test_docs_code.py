@@ -1,4 +1,4 @@
-"""Every code block of README and docs is what it claims to be: it runs, parses, or fits its schema.
+"""Every code block of README and docs runs, parses or fits its schema, some on a real cluster.
 
 The `python` and `console` blocks of a page are run in order, in a temporary directory. Blocks with the
 mark `cluster` run on real nodes for the pages of `ON_A_CLUSTER`: `node1:5002` stands for the endpoint of a
@@ -113,7 +113,7 @@ def with_group_killed(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page, with_cluster=False)])
-def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
+def test_code_blocks_of_page_run(page: str, tmp_path: Path) -> None:
     run(runnable(page, with_cluster=False), tmp_path)
 
 
@@ -121,7 +121,7 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "page", [page for page in ON_A_CLUSTER if page in PAGES and any(b.needs_cluster for b in blocks(page))]
 )
-def test_the_blocks_of_a_page_run_on_a_cluster(page: str, tmp_path: Path) -> None:
+def test_code_blocks_of_page_run_on_cluster(page: str, tmp_path: Path) -> None:
     found = runnable(page, with_cluster=True)
     if any("rt node" in block.text or "rt dev" in block.text for block in found):
         # The page starts its own nodes.
@@ -184,13 +184,13 @@ def _role(name: str) -> Role:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_marks_of_blocks_are_known(page: str) -> None:
+def test_code_block_marks_are_known(page: str) -> None:
     for block in blocks(page):
         assert block.marks <= MARKS, block.where
 
 
 @each("python")
-def test_python_compiles_and_its_imports_exist(block: Block) -> None:
+def test_python_blocks_compile_and_their_imports_exist(block: Block) -> None:
     for statement in ast.walk(compile(block.text, block.where, "exec", ast.PyCF_ONLY_AST)):
         if isinstance(statement, ast.Import):
             for alias in statement.names:
@@ -203,7 +203,7 @@ def test_python_compiles_and_its_imports_exist(block: Block) -> None:
 
 
 @each(*SHELL)
-def test_shell_is_well_formed_and_its_rt_commands_exist(block: Block) -> None:
+def test_shell_blocks_are_well_formed_and_their_rt_commands_exist(block: Block) -> None:
     commands = block.commands()
     assert commands, block.where
     for command in commands:
@@ -215,7 +215,7 @@ def test_shell_is_well_formed_and_its_rt_commands_exist(block: Block) -> None:
 
 
 @each("toml")
-def test_toml_parses_and_settings_of_a_node_are_ones(block: Block, tmp_path: Path) -> None:
+def test_toml_blocks_parse_and_their_node_settings_are_valid(block: Block, tmp_path: Path) -> None:
     found = tomllib.loads(block.text)
     if found.keys() & KEYS.keys():
         path = tmp_path / "node.toml"
@@ -229,7 +229,7 @@ def test_toml_parses_and_settings_of_a_node_are_ones(block: Block, tmp_path: Pat
 
 
 @each("yaml")
-def test_yaml_parses_and_values_of_the_chart_fit_its_schema(block: Block) -> None:
+def test_yaml_blocks_parse_and_their_chart_values_fit_schema(block: Block) -> None:
     schema = json.loads((ROOT / "helm" / "values.schema.json").read_text())
     for document in yaml.safe_load_all(block.text):
         if (
@@ -241,11 +241,11 @@ def test_yaml_parses_and_values_of_the_chart_fit_its_schema(block: Block) -> Non
 
 
 @each("json")
-def test_json_parses(block: Block) -> None:
+def test_json_blocks_parse(block: Block) -> None:
     json.loads(block.text)
 
 
-def test_commands_with_wrong_names_are_noticed() -> None:
+def test_command_check_rejects_unknown_commands_and_options() -> None:
     for line in ("rt pub --endpoint n1:1", "rt publish", "rt log dmp x", "rt --loglevel=info status"):
         with pytest.raises(Exception, match=r"(?i)no such|no command"):
             check_rt_command(line.split())
@@ -254,7 +254,7 @@ def test_commands_with_wrong_names_are_noticed() -> None:
     )
 
 
-def test_programs_are_found_in_a_line() -> None:
+def test_rt_commands_are_found_in_pipes_and_substitutions() -> None:
     line = (
         "X=1 printf 'a|b' | rt pub --path d && kubectl exec pod -- rt status --json > out; echo $(rt sub d)"
     )

@@ -1,4 +1,4 @@
-"""Every relative link and anchor in the pages leads somewhere, and the docs site builds without warnings."""
+"""Relative links and anchors in the pages resolve, and the docs site builds without warnings."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def problems(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_relative_link_leads_somewhere(page: str) -> None:
+def test_relative_links_of_page_resolve(page: str) -> None:
     assert list(problems(page)) == []
 
 
-def test_links_that_lead_nowhere_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_check_reports_broken_links_and_anchors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         '# A `b-c`, d & e\n[x](#a-b-c-d--e) [x](#no) ![x](no.svg) <a href="two.md#One">\n```\n[x](no)\n```\n'
     )
@@ -80,7 +80,7 @@ def test_links_that_lead_nowhere_are_noticed(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_warnings_and_asks_no_other_site_for_fonts(tmp_path: Path) -> None:
+def test_docs_site_builds_without_warnings_or_external_fonts(tmp_path: Path) -> None:
     if importlib.util.find_spec("material") is None:
         pytest.skip("mkdocs-material is not installed: pip install --group docs")
     done = subprocess.run(

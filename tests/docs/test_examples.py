@@ -1,4 +1,4 @@
-"""The programs in examples/, each run as its docstring shows, on files."""
+"""Each program in examples/ prints or publishes the expected results on local files."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def prices(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_subscriber_service_continues_where_it_acknowledged(prices: Path) -> None:
+def test_subscriber_service_continues_after_its_last_acknowledged_message(prices: Path) -> None:
     assert run("subscriber_service", "--once", cwd=prices).splitlines()[0] == "0 feed1 0 trades/IBM b'99'"
     run("publisher_service", "--topic", "trades/IBM", cwd=prices, stdin="104\n")
     assert run("subscriber_service", "--once", cwd=prices) == "5 feed1 5 trades/IBM b'104'\n"
 
 
-def test_the_asyncio_subscriber_stops_after_its_count(prices: Path) -> None:
+def test_asyncio_subscriber_stops_after_given_count(prices: Path) -> None:
     printed = run("asyncio_subscriber", "--count", "2", cwd=prices)
     assert printed == "0 trades/IBM b'99'\n1 trades/IBM b'101'\n"
 
 
-def test_the_asyncio_publisher_publishes_from_all_tasks(prices: Path) -> None:
+def test_asyncio_publisher_publishes_messages_of_all_tasks(prices: Path) -> None:
     assert "published 6 messages" in run("asyncio_publisher", "--tasks", "3", cwd=prices)
     with rt.LogReader(prices / "data" / "trades" / "sessions" / "feed2") as reader:
         assert sorted(message.value for message in reader) == sorted(
@@ -58,18 +58,18 @@ def test_the_asyncio_publisher_publishes_from_all_tasks(prices: Path) -> None:
         )
 
 
-def test_arrow_batches_count_the_messages_of_each_topic(prices: Path) -> None:
+def test_arrow_batches_counts_messages_per_topic(prices: Path) -> None:
     assert run("arrow_batches", cwd=prices) == "trades/IBM 5\n"
 
 
-def test_the_query_publishes_each_alert_once(prices: Path) -> None:
+def test_query_publishes_each_alert_once_over_two_runs(prices: Path) -> None:
     for _ in range(2):
         run("query", "--once", cwd=prices)
     with rt.LogReader(prices / "data" / "trades" / "sessions" / "alerts") as reader:
         assert [message.value for message in reader] == [b"trades/IBM 101.0", b"trades/IBM 103.0"]
 
 
-def test_totals_of_event_time_are_published_once(tmp_path: Path) -> None:
+def test_event_time_publishes_totals_and_late_orders_once_over_two_runs(tmp_path: Path) -> None:
     start = 1_767_225_600 * 10**9
     orders = [(1, "ann", 10), (12, "bob", 5), (8, "ann", 7), (31, "bob", 1), (3, "bob", 2)]
     with rt.Publisher(tmp_path / "data", "dev", publisher_id="feed1") as publisher:
@@ -86,7 +86,7 @@ def test_totals_of_event_time_are_published_once(tmp_path: Path) -> None:
     assert late == [{"user": "bob", "amount": 2}]
 
 
-def test_the_streams_host_prints_every_event(prices: Path) -> None:
+def test_streams_host_prints_every_event(prices: Path) -> None:
     expected = [f"trades/IBM {at} b'{price}'\n" for at, price in enumerate((99, 101, 102, 90, 103))]
     command = [sys.executable, EXAMPLES / "streams_host.py", "--start", "earliest"]
     with subprocess.Popen(command, cwd=prices, stdout=subprocess.PIPE, text=True) as host:
@@ -97,7 +97,7 @@ def test_the_streams_host_prints_every_event(prices: Path) -> None:
     run("streams_host", "--seconds", "0", cwd=prices)  # It ends by itself.
 
 
-def test_the_named_subscription_continues_where_it_was(prices: Path) -> None:
+def test_streams_subscription_continues_after_its_last_event_when_restarted(prices: Path) -> None:
     def printed(count: int) -> list[str]:
         command = [sys.executable, EXAMPLES / "streams_subscription.py", "--stream", "trades/IBM"]
         with subprocess.Popen([*command, "--seconds", "600"], cwd=prices, stdout=subprocess.PIPE) as host:
@@ -112,7 +112,7 @@ def test_the_named_subscription_continues_where_it_was(prices: Path) -> None:
     assert printed(1) == ["trades/IBM 5 b'104'\n"]
 
 
-def test_the_spark_job_counts_the_messages_of_each_topic(prices: Path) -> None:
+def test_spark_job_counts_messages_per_topic(prices: Path) -> None:
     merged = MergedLogBuilder(prices / "merged", cluster_id=bytes(16), stream="trades")
     merged.merge_all([prices / "data" / "trades" / "sessions" / "feed1"])
     merged.close()

@@ -1,4 +1,4 @@
-"""The program in docs/object-space.md, run as it stands, and once more."""
+"""The programs in docs/object-space.md run twice and continue from their checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rt.objects import PersistedObjectSpace, PostgresStore, SqliteStore
 PAGE = Path(__file__).parents[2] / "docs" / "object-space.md"
 
 
-def test_the_program_of_the_page_continues_after_its_last_checkpoint(
+def test_program_of_page_continues_after_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
@@ -28,7 +28,9 @@ def test_the_program_of_the_page_continues_after_its_last_checkpoint(
         assert list(space.get_queue("window")) == [("IBM", b"747"), ("IBM", b"748"), ("IBM", b"749")]
 
 
-def test_the_program_for_a_server_saves_there(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_postgres_program_of_page_saves_its_state_on_the_server(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
     (program,) = re.findall(r"```python cluster\n(.*?)```", PAGE.read_text(), re.DOTALL)
     url, schema = re.search(r'url = "(.*)"', program), PostgresServer.schema(tmp_path)
     assert url is not None

@@ -1,4 +1,4 @@
-"""What docs/operations.md says of nodes without Kubernetes: three on one machine, and a backup under load."""
+"""The procedures in docs/operations.md work: three nodes on one machine, backup, member changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def root() -> Iterator[Path]:
         yield Path(path)
 
 
-def test_three_nodes_start_on_one_machine_from_three_templates(root: Path) -> None:
+def test_commands_of_page_start_three_nodes_on_one_machine(root: Path) -> None:
     found = [block for block in blocks(PAGE) if re.search(r"^\$ rt node ", block.text, re.MULTILINE)]
     assert len(found) == 2, "one writes the files, one starts the nodes"
     port = re.compile(r"(127\.0\.0\.1:|-port )(\d+)")
@@ -87,7 +87,7 @@ def told(nodes: LocalCluster, name: str, target: str, body: dict[str, Any] | Non
     return answer.status, json.loads(answer.body)
 
 
-def test_a_backup_that_was_taken_under_load_restores_a_prefix_of_the_lost_log(root: Path) -> None:
+def test_backup_taken_under_load_restores_prefix_of_lost_log(root: Path) -> None:
     with LocalCluster(root / "c", 3) as nodes:
         nodes.start()
         leader = nodes.wait_ready()
@@ -150,7 +150,7 @@ def test_a_backup_that_was_taken_under_load_restores_a_prefix_of_the_lost_log(ro
             publisher.wait(publisher.publish(b"after the restore"), "merged", timeout=WAIT_S)
 
 
-def test_members_change_with_the_commands_of_the_page(root: Path) -> None:
+def test_commands_of_page_add_remove_and_replace_members(root: Path) -> None:
     """`n4` is added and removed, then `n5` replaces `n3`, whose machine is gone."""
     lines = [
         line for block in blocks(PAGE) for line in block.text.splitlines() if line.startswith("$ rt member ")
@@ -183,7 +183,7 @@ def test_members_change_with_the_commands_of_the_page(root: Path) -> None:
         assert "no change of members is being carried out" in refused.stderr
 
 
-def test_the_page_explains_everything_that_a_change_waits_for() -> None:
+def test_page_explains_every_wait_reason_of_member_changes() -> None:
     text = (ROOT / PAGE).read_text()
     found = re.findall(r"""f"((?:[^"{]|\{[^}]*\})*)\"""", inspect.getsource(member_steps))
     waits = {said for said in found if said.startswith("{") and "is the only voter" not in said}

@@ -1,4 +1,4 @@
-"""Plain English: the words and phrases that are not used where a user reads.
+"""Pages, command help, error texts and log records avoid the listed words and phrases.
 
 Checked are the pages, the help of the command line, the texts of errors and of log records. Code spans, code
 blocks and comments of pages are left out.
@@ -212,7 +212,7 @@ HEAD: Final = "# Words of tests/docs/test_prose.py that are still used. This lis
 
 
 @pytest.mark.slow
-def test_plain_english(request: pytest.FixtureRequest) -> None:
+def test_user_facing_text_has_only_allowed_prose_problems(request: pytest.FixtureRequest) -> None:
     found, known = found_problems(), allowed()
     if request.config.getoption("--rewrite"):
         known &= found.keys()
@@ -241,11 +241,11 @@ def test_plain_english(request: pytest.FixtureRequest) -> None:
         ("Hadoop hadn't; a foretold event", []),
     ],
 )
-def test_the_rules_find_what_they_should(text: str, words: list[str]) -> None:
+def test_prose_rules_find_expected_words(text: str, words: list[str]) -> None:
     assert sorted(rule.word for rule in problems(text)) == words
 
 
-def test_errors_and_log_records_are_found(tmp_path: Path) -> None:
+def test_error_and_log_texts_are_extracted_from_source(tmp_path: Path) -> None:
     text = (
         "class Odd(RtError): pass\n"
         "def bad(what) -> Odd: return Odd(what)\n"

@@ -1,4 +1,4 @@
-"""The program in docs/queries.md: as it stands, and on a merged log where it is stopped and started again."""
+"""The programs in docs/queries.md run unchanged, and continue when they are stopped and restarted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def publish(feeds: Feeds, events: Iterable[tuple[float, str, Any]]) -> int:
     return feeds.merge().stop
 
 
-def test_the_program_of_the_page_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_program_of_page_continues_after_restart(tmp_path: Path) -> None:
     program = program_of(PAGE.partition("\n## Three queries\n")[2])  # without the page's own data
     feeds = Feeds(tmp_path, ["a"])
     for events in (FIRST, THEN):
@@ -83,7 +83,9 @@ def test_the_program_of_the_page_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [each for each in published if each[0] == "alerts"] == WANTED[:2]
 
 
-def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_of_page_runs_unchanged_and_publishes_expected_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     exec(program_of(PAGE), {})  # noqa: S102 - our own page
     with rt.LogReader(tmp_path / "data" / "shop" / "sessions" / "queries") as reader:
@@ -111,7 +113,7 @@ def node() -> Iterator[LocalCluster]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_engine_of_the_page_that_moves_publishes_its_results(
+def test_failover_engine_of_page_publishes_each_result_once_over_two_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: LocalCluster, postgres: PostgresServer
 ) -> None:
     """It ends when the result is merged; then its lease and its store are free for the next one."""

@@ -1,4 +1,4 @@
-"""The generated pages of docs/ are what the code makes of them; `--rewrite` writes them."""
+"""The generated pages of docs/ match the code; `--rewrite` writes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_reference_page_is_what_the_code_makes_of_it(name: str, request: pytest.FixtureRequest) -> None:
+def test_reference_page_matches_page_generated_from_code(name: str, request: pytest.FixtureRequest) -> None:
     expected = PAGES[name]()
     if request.config.getoption("--rewrite"):
         (DOCS / name).write_text(expected, encoding="utf-8")

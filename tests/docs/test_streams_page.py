@@ -1,4 +1,4 @@
-"""The programs in docs/streams.md: those without nodes run as they stand, the others load."""
+"""The programs in docs/streams.md without nodes run unchanged; the others load."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ import pytest
 PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
 
 
-def test_the_first_program_of_the_page_hands_out_what_is_published(
+def test_first_program_of_page_prints_published_event_and_the_others_load(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     program, *others = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

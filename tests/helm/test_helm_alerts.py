@@ -1,3 +1,5 @@
+"""The alert rules are complete, use existing metrics, and fire exactly in their cases."""
+
 from __future__ import annotations
 
 import json
@@ -257,7 +259,7 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_alert_has_a_severity_says_what_is_wrong_and_what_to_do(name: str) -> None:
+def test_alert_has_severity_summary_and_description(name: str) -> None:
     rule = RULES[name]
 
     assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
@@ -270,7 +272,7 @@ def test_an_alert_has_a_severity_says_what_is_wrong_and_what_to_do(name: str) ->
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_alert_asks_only_for_metrics_that_there_are_and_speaks_of_labels_that_it_has(name: str) -> None:
+def test_alert_uses_only_existing_metrics_and_available_labels(name: str) -> None:
     rule = RULES[name]
     check_names(rule["expr"], where=name)
 
@@ -283,7 +285,7 @@ def test_an_alert_asks_only_for_metrics_that_there_are_and_speaks_of_labels_that
     assert told <= (left | own if has_all else left)
 
 
-def test_names_are_given_once_and_what_can_go_wrong_has_an_alert() -> None:
+def test_alert_names_are_unique_and_required_metrics_have_alerts() -> None:
     assert sum(len(group["rules"]) for group in GROUPS) == len(RULES)
     assert len({group["name"] for group in GROUPS}) == len(GROUPS)
     assert set(CASES) == set(RULES)
@@ -299,7 +301,7 @@ def test_names_are_given_once_and_what_can_go_wrong_has_an_alert() -> None:
         assert metric in asked
 
 
-def test_alerts_begin_where_alarms_do() -> None:
+def test_alert_thresholds_match_alarm_thresholds() -> None:
     def number(name: str) -> list[float]:
         return [float(found) for found in re.findall(r"[<>]=? (\d+(?: \* \d+)?)$", RULES[name]["expr"])]
 
@@ -318,7 +320,7 @@ def test_alerts_begin_where_alarms_do() -> None:
 
 
 @pytest.mark.slow
-def test_prometheus_understands_the_rules() -> None:
+def test_promtool_accepts_alert_rules() -> None:
     done = subprocess.run(
         [promtool(), "check", "rules", RULES_PATH], capture_output=True, text=True, check=False
     )
@@ -328,7 +330,7 @@ def test_prometheus_understands_the_rules() -> None:
 
 
 @pytest.mark.slow
-def test_each_alert_fires_for_its_reason_and_not_without_it(tmp_path: Path) -> None:
+def test_alerts_fire_in_bad_cases_and_not_in_good_ones(tmp_path: Path) -> None:
     program = promtool()
     cases = [
         (name, series, is_bad)

@@ -1,4 +1,4 @@
-"""What the chart renders, started: one node, then three; an upgrade; a lost volume; new certificates."""
+"""Pods rendered by the chart start, grow to three nodes, restart and renew certificates without loss."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def grow(pods: Pods, feed: Feed) -> None:
     pods.wait_ready(meanwhile=feed.send)
 
 
-def test_a_stream_grows_from_one_node_to_three_with_all_it_had(grown: tuple[Pods, Feed]) -> None:
+def test_stream_grows_from_one_to_three_nodes_without_losing_messages(grown: tuple[Pods, Feed]) -> None:
     pods, feed = grown
     feed.send()
 
     check_nothing_is_lost(pods, feed)
 
 
-def test_the_pod_of_helm_test_publishes_a_message_and_reads_it(grown: tuple[Pods, Feed]) -> None:
+def test_helm_test_pod_publishes_and_reads_message(grown: tuple[Pods, Feed]) -> None:
     pods, _ = grown
 
     done = pods.run_to_its_end(one(pods.objects, "Pod"))
@@ -75,7 +75,7 @@ def test_the_pod_of_helm_test_publishes_a_message_and_reads_it(grown: tuple[Pods
     assert "read: hello" in done.stdout
 
 
-def test_a_changed_value_restarts_node_after_node_under_load_without_losing_a_message(
+def test_rolling_restart_under_load_with_lost_volume_loses_no_messages(
     grown: tuple[Pods, Feed],
 ) -> None:
     """Nor does it when, in the midst of that, a host is lost with its volume."""
@@ -99,7 +99,7 @@ def test_a_changed_value_restarts_node_after_node_under_load_without_losing_a_me
     assert json.loads(pods.told("/configuration"))["rollBytes"] == 64 * 2**20
 
 
-def test_new_certificates_are_taken_up_without_a_restart(grown: tuple[Pods, Feed]) -> None:
+def test_renewed_certificates_are_served_without_restart(grown: tuple[Pods, Feed]) -> None:
     pods, feed = grown
     ops = pods.client("trades-rt-client-ops")
     before = {pod: pods.served_certificate(pod, ops) for pod in pods.names}

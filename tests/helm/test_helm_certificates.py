@@ -1,4 +1,4 @@
-"""Certificates and configuration are as a node takes them; what restarts nodes, and what does not."""
+"""Certificates and settings rendered by the chart fit the nodes, and only setting changes restart them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config_of(values: dict[str, Any], pod: str, tmp_path: Any) -> NodeConfig:
     return node_config({"config": str(path)}, variables, "/")
 
 
-def test_both_makers_of_certificates_are_asked_for_the_same() -> None:
+def test_self_signed_and_cert_manager_certificates_have_same_identities_and_hosts() -> None:
     ours = {one.secret: one for one in order_of(with_source("selfSigned")).certificates}
     theirs = [each["spec"] for each in with_source("certManager") if each["kind"] == "Certificate"]
 
@@ -52,7 +52,7 @@ def test_both_makers_of_certificates_are_asked_for_the_same() -> None:
         assert tuple(spec.get("ipAddresses", ())) == tuple(map(str, ours[secret].ips))
 
 
-def test_a_node_is_named_as_everybody_dials_it_and_without_wildcards() -> None:
+def test_node_certificate_covers_all_dialed_hosts_without_wildcards() -> None:
     first, _, third, *clients = order_of(with_source("selfSigned")).certificates
 
     assert first.identity.uri == "rt://s/node/trades-rt-0"
@@ -64,7 +64,7 @@ def test_a_node_is_named_as_everybody_dials_it_and_without_wildcards() -> None:
     assert {client.secret for client in clients} >= {"trades-rt-client-feed1", "ops-certificate"}
 
 
-def test_helm_holds_no_key_and_the_job_may_change_these_secrets_only() -> None:
+def test_secrets_render_without_keys_and_job_may_patch_only_these_secrets() -> None:
     found = with_source("selfSigned")
     secrets = [each for each in found if each["kind"] == "Secret"]
     order = order_of(found)
@@ -81,7 +81,7 @@ def test_helm_holds_no_key_and_the_job_may_change_these_secrets_only() -> None:
     assert (rule["resources"], rule["verbs"]) == (["secrets"], ["get", "patch"])
 
 
-def test_the_job_and_its_repetition_do_the_same() -> None:
+def test_certificate_job_and_cron_job_share_pod_template() -> None:
     found = with_source("selfSigned")
     cron = one(found, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]
 
@@ -100,7 +100,7 @@ def test_the_job_and_its_repetition_do_the_same() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 3, 5, 7])
-def test_a_node_takes_its_settings_and_finds_itself_among_the_members(replicas: int, tmp_path: Any) -> None:
+def test_node_accepts_its_settings_and_is_listed_as_member(replicas: int, tmp_path: Any) -> None:
     pod = f"trades-rt-{replicas - 1}"
 
     config = config_of({"replicaCount": replicas}, pod, tmp_path)
@@ -113,7 +113,7 @@ def test_a_node_takes_its_settings_and_finds_itself_among_the_members(replicas: 
     assert config.bootstrap
 
 
-def test_every_setting_of_the_chart_reaches_the_node(tmp_path: Any) -> None:
+def test_chart_settings_reach_node_config(tmp_path: Any) -> None:
     said = values_of("everything")
 
     config = config_of({"config": said["config"], "ports": said["ports"]}, "trades-rt-0", tmp_path)
@@ -133,11 +133,11 @@ def test_every_setting_of_the_chart_reaches_the_node(tmp_path: Any) -> None:
     assert (config.log_level, config.log_format, config.listen) == ("debug", "text", "127.0.0.9")
 
 
-def test_a_setting_that_is_not_said_is_left_to_operators(tmp_path: Any) -> None:
+def test_default_values_set_no_replicated_settings(tmp_path: Any) -> None:
     assert config_of({}, "trades-rt-0", tmp_path).replicated == {}
 
 
-def test_only_settings_restart_nodes() -> None:
+def test_pod_template_changes_only_with_node_settings() -> None:
     def template(values: dict[str, Any]) -> Any:
         return one(objects(values), "StatefulSet")["spec"]["template"]
 
@@ -152,7 +152,7 @@ def test_only_settings_restart_nodes() -> None:
     assert template(off | {"config": {"rollMinutes": 5}}) == template(off)
 
 
-def test_what_kubernetes_lets_nobody_change_does_not_change_with_the_version_of_the_chart() -> None:
+def test_immutable_stateful_set_fields_are_independent_of_chart_version() -> None:
     found = one(objects("default"), "StatefulSet")["spec"]
 
     fixed = str([found["volumeClaimTemplates"], found["selector"], found["serviceName"]])
@@ -160,7 +160,7 @@ def test_what_kubernetes_lets_nobody_change_does_not_change_with_the_version_of_
     assert "helm.sh/chart" not in fixed
 
 
-def test_the_settings_are_toml_also_where_text_has_quotes() -> None:
+def test_extra_settings_with_quotes_render_as_valid_toml() -> None:
     found = objects({"config": {"extra": {"listen": 'a "quoted" \\ text', "more": True, "number": 10**9}}})
 
     said = tomllib.loads(one(found, "ConfigMap", "trades-rt-config")["data"]["trades-rt-0.toml"])

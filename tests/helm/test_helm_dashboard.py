@@ -1,3 +1,5 @@
+"""The Grafana dashboards are well formed, and their panels query existing metrics only."""
+
 from __future__ import annotations
 
 import json
@@ -34,7 +36,7 @@ def expressions(name: str) -> list[tuple[str, str]]:
 
 
 @each_dashboard
-def test_a_dashboard_has_what_grafana_wants_of_one(name: str) -> None:
+def test_dashboard_has_fields_required_by_grafana(name: str) -> None:
     dashboard = DASHBOARDS[name]
     panels = dashboard["panels"]
     assert {"title", "uid", "schemaVersion", "panels", "templating", "time", "refresh"} <= set(dashboard)
@@ -46,13 +48,13 @@ def test_a_dashboard_has_what_grafana_wants_of_one(name: str) -> None:
     assert len({panel["title"] for panel in panels}) == len(panels)
 
 
-def test_dashboards_are_told_apart() -> None:
+def test_dashboard_titles_and_uids_are_unique() -> None:
     for field in ("title", "uid"):
         assert len({dashboard[field] for dashboard in DASHBOARDS.values()}) == len(FILES)
 
 
 @each_dashboard
-def test_the_panels_fill_a_grid_of_24_columns_and_none_lies_on_another(name: str) -> None:
+def test_dashboard_panels_fit_24_columns_without_overlap(name: str) -> None:
     places = [panel["gridPos"] for panel in DASHBOARDS[name]["panels"]]
 
     for one in places:
@@ -67,7 +69,7 @@ def test_the_panels_fill_a_grid_of_24_columns_and_none_lies_on_another(name: str
 
 
 @pytest.mark.parametrize("panel", SHOWN)
-def test_a_panel_says_what_it_shows_of_which_source_in_which_unit(panel: dict[str, Any]) -> None:
+def test_panel_has_description_source_unit_and_legends(panel: dict[str, Any]) -> None:
     source = {"type": "prometheus", "uid": "${datasource}"}
 
     assert panel["description"].endswith(".")
@@ -80,7 +82,7 @@ def test_a_panel_says_what_it_shows_of_which_source_in_which_unit(panel: dict[st
 
 
 @each_dashboard
-def test_a_panel_asks_only_for_metrics_that_there_are(name: str) -> None:
+def test_dashboard_panels_query_only_existing_metrics(name: str) -> None:
     for title, expression in expressions(name):
         check_names(expression, where=title)
         assert "$namespace" in expression
@@ -88,7 +90,7 @@ def test_a_panel_asks_only_for_metrics_that_there_are(name: str) -> None:
 
 
 @each_dashboard
-def test_every_metric_is_shown_but_those_that_only_tell_of_others(name: str) -> None:
+def test_dashboard_shows_every_metric_except_fsync_sum(name: str) -> None:
     shown = {metric for _, expression in expressions(name) for metric in names_in(expression)}
 
     assert set(FILES[name][0]) - shown <= {"rt_fsync_seconds_sum"}
@@ -96,7 +98,7 @@ def test_every_metric_is_shown_but_those_that_only_tell_of_others(name: str) -> 
 
 
 @each_dashboard
-def test_variables_are_the_source_and_what_tells_streams_apart(name: str) -> None:
+def test_dashboard_variables_are_datasource_namespace_and_job(name: str) -> None:
     variables = {one["name"]: one for one in DASHBOARDS[name]["templating"]["list"]}
 
     assert [*variables] == ["datasource", "namespace", "job"]
@@ -107,7 +109,7 @@ def test_variables_are_the_source_and_what_tells_streams_apart(name: str) -> Non
 
 
 @pytest.mark.slow
-def test_prometheus_understands_every_expression(tmp_path: Path) -> None:
+def test_promtool_accepts_every_panel_expression(tmp_path: Path) -> None:
     program = promtool()
     rules = [
         {"record": f"rt:panel{index}", "expr": re.sub(r"\$__rate_interval", "5m", expression)}

@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as it goes without an engine: its steps run, and what they make starts."""
+"""The Dockerfile is checked without a container engine, and its build steps make a working environment."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def copied() -> list[str]:
     return [source for rest in BUILD.of("COPY") for source in rest.split()[:-1]]
 
 
-def test_the_base_is_pinned_and_the_same_in_both_stages() -> None:
+def test_base_image_is_pinned_and_same_in_both_stages() -> None:
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", ARGUMENTS["PYTHON"])
     assert BUILD.base == FINAL.base == ARGUMENTS["PYTHON"]
     assert "latest" not in (CHART / "Dockerfile").read_text()
 
 
-def test_every_path_that_is_copied_exists_and_is_not_ignored() -> None:
+def test_copied_paths_exist_and_are_not_ignored() -> None:
     lines = (CHART / "Dockerfile.dockerignore").read_text().splitlines()
     let_in = [line.removeprefix("!") for line in lines if line.startswith("!")]
 
@@ -44,14 +44,14 @@ def test_every_path_that_is_copied_exists_and_is_not_ignored() -> None:
     assert FINAL.of("COPY") == ["--from=build /opt/rt /opt/rt"]
 
 
-def test_it_runs_as_nobody_in_particular_whom_the_chart_names_too() -> None:
+def test_image_user_matches_chart_security_context() -> None:
     security = one(objects("default"), "StatefulSet")["spec"]["template"]["spec"]["securityContext"]
 
     assert FINAL.one("USER") == f"{security['runAsUser']}:{security['runAsGroup']}" == "10001:10001"
     assert "--uid 10001" in FINAL.of("RUN")[-1]
 
 
-def test_its_commands_are_ours_and_its_ports_the_charts() -> None:
+def test_image_entry_point_is_rt_and_its_ports_match_chart() -> None:
     assert FINAL.command("ENTRYPOINT") == ["rt"]
     assert FINAL.command("CMD")[0] == "node"
     assert "rt" in PROJECT["scripts"]
@@ -62,7 +62,7 @@ def test_its_commands_are_ours_and_its_ports_the_charts() -> None:
     assert container["command"][0] == "rt"
 
 
-def test_it_tells_its_health_and_what_it_is() -> None:
+def test_image_has_health_check_and_labels() -> None:
     check = FINAL.one("HEALTHCHECK")
     assert "/liveness" in check
     compile(re.findall(r'"([^"]*)"\]$', check)[0], "healthcheck", "exec")
@@ -72,7 +72,7 @@ def test_it_tells_its_health_and_what_it_is() -> None:
     assert f"VERSION={PROJECT['version']}" in FINAL.of("ARG")
 
 
-def test_no_compiler_and_no_installer_is_in_the_final_stage() -> None:
+def test_final_stage_has_no_compiler_or_installer() -> None:
     removed, *others = FINAL.of("RUN")
 
     assert removed.startswith("python -m pip uninstall")
@@ -81,7 +81,7 @@ def test_no_compiler_and_no_installer_is_in_the_final_stage() -> None:
     assert "--without-pip /opt/rt" in BUILD.of("RUN")[0]
 
 
-def test_every_dependency_is_locked_with_its_hash() -> None:
+def test_every_dependency_is_locked_with_hash() -> None:
     text = (CHART / "requirements.lock").read_text()
     locked = re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE)
 
@@ -101,9 +101,7 @@ FETCHING = re.compile("--require-hashes")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_whole", [False, True], ids=["what_is_ours", "with_all_that_is_locked"])
-def test_its_steps_make_an_environment_in_which_the_entry_point_starts(
-    is_whole: bool, tmp_path: Path
-) -> None:
+def test_build_steps_make_environment_with_working_entry_point(is_whole: bool, tmp_path: Path) -> None:
     if is_whole and not os.environ.get("RT_IMAGE"):
         pytest.skip("RT_IMAGE=1 has it fetch all that is locked, as the image does")
     places = {"/opt/rt": tmp_path / "rt", "/opt/build": tmp_path / "build", "/src": tmp_path / "src"}

@@ -1,4 +1,4 @@
-"""What the chart says of itself, to readers and to who installs it, is true of it."""
+"""The README, metadata and install notes of the chart match its values, names and versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = README + PAGE
 META: dict[str, Any] = next(load_yaml((CHART / "Chart.yaml").read_text()))
 
 
-def test_the_table_of_values_is_made_of_the_values(request: pytest.FixtureRequest) -> None:
+def test_readme_value_table_matches_values_file(request: pytest.FixtureRequest) -> None:
     wanted = with_table(README, CHART / "values.yaml")
     if request.config.getoption("--rewrite"):
         (CHART / "README.md").write_text(wanted)
@@ -30,7 +30,7 @@ def test_the_table_of_values_is_made_of_the_values(request: pytest.FixtureReques
         assert wanted == README
 
 
-def test_every_value_that_the_readme_sets_or_names_exists() -> None:
+def test_readme_names_only_existing_values() -> None:
     known = json.loads((CHART / "values.schema.json").read_text())["properties"]
     named = re.findall(r"--set '?([\w.\[\]]+)=", WORDS) + re.findall(r"`((?:\w+\.)+\w+)=?[^`]*`", WORDS)
     paths = [name for name in named if name.split(".")[0] in known and name not in {"tls.crt", "tls.key"}]
@@ -43,7 +43,7 @@ def test_every_value_that_the_readme_sets_or_names_exists() -> None:
             assert schema is not None, path
 
 
-def test_every_command_of_the_program_that_the_readme_shows_takes_these_options() -> None:
+def test_readme_commands_use_only_existing_options() -> None:
     shown = re.findall(r"^ *(?:\$ )?rt ([^$\n]*)", PAGE.replace("\\\n", " "), re.MULTILINE)
 
     groups = {"certs", "member"}
@@ -54,7 +54,7 @@ def test_every_command_of_the_program_that_the_readme_shows_takes_these_options(
         assert not set(re.findall(r"--[a-z-]+", line)) - set(re.findall(r"--[a-z-]+", said)), line
 
 
-def test_what_the_readme_calls_pods_and_secrets_is_what_the_chart_calls_them() -> None:
+def test_readme_object_names_match_rendered_names() -> None:
     found = objects({"stream": "trades"})
     names = {each["metadata"]["name"] for each in found}
 
@@ -63,7 +63,7 @@ def test_what_the_readme_calls_pods_and_secrets_is_what_the_chart_calls_them() -
         assert name in names
 
 
-def test_the_versions_are_the_programs() -> None:
+def test_chart_versions_and_license_match_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert META["appVersion"] == META["version"] == project["version"]
@@ -76,7 +76,7 @@ def test_the_versions_are_the_programs() -> None:
 
 
 @pytest.mark.parametrize("values", MATRIX)
-def test_notes_are_written_for_every_set_of_values(values: str) -> None:
+def test_notes_render_with_valid_publisher_code_for_each_value_set(values: str) -> None:
     _, found, publisher = notes(values).partition("A first publisher:")
 
     assert found
@@ -93,7 +93,7 @@ def test_notes_are_written_for_every_set_of_values(values: str) -> None:
         ("external-nodeport", ["externalAccess.hosts", "image.registry"]),
     ],
 )
-def test_notes_warn_of_what_may_lose_data_or_cannot_work(values: str, warnings: list[str]) -> None:
+def test_notes_warn_of_risky_values(values: str, warnings: list[str]) -> None:
     said = [line for line in notes(values).splitlines() if line.startswith("WARNING")]
 
     assert len(said) == len(warnings)
@@ -101,7 +101,7 @@ def test_notes_warn_of_what_may_lose_data_or_cannot_work(values: str, warnings: 
         assert warning in line
 
 
-def test_notes_say_what_follows_from_another_number_of_nodes() -> None:
+def test_notes_list_next_steps_after_replica_count_changes() -> None:
     three, five = objects({}), objects({"replicaCount": 5})
     without = {"scaling": {"enabled": False}}
 
@@ -116,7 +116,7 @@ def test_notes_say_what_follows_from_another_number_of_nodes() -> None:
     assert "delete pvc" not in notes(upgrading(deleted, five))
 
 
-def test_notes_name_every_endpoint() -> None:
+def test_notes_list_every_endpoint() -> None:
     found = re.findall(r"^  (\S+:5002)$", notes("default"), re.MULTILINE)
 
     assert found == [f"trades-rt-{one}.trades-rt-headless.prod.svc.cluster.local:5002" for one in range(3)]

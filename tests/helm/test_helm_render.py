@@ -1,4 +1,4 @@
-"""What the chart renders is what Kubernetes takes: every set of values, strictly, by 1.25 to 1.37."""
+"""Objects rendered from every value set fit the strict schemas of Kubernetes 1.25 to 1.37."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chart_rules import RULES, pods_of
 
 
 @pytest.mark.parametrize("values", MATRIX)
-def test_kubernetes_takes_every_object_of_every_set_of_values(values: str) -> None:
+def test_rendered_objects_fit_kubernetes_schemas(values: str) -> None:
     versions = VERSIONS if values == "default" else VERSIONS[::4]
 
     for found in objects(values):
@@ -26,14 +26,14 @@ def test_kubernetes_takes_every_object_of_every_set_of_values(values: str) -> No
 
 
 @pytest.mark.parametrize("values", MATRIX)
-def test_the_objects_of_every_set_of_values_fit_each_other(values: str) -> None:
+def test_rendered_objects_break_no_rule_between_objects(values: str) -> None:
     found = objects(values)
 
     assert [broken for rule in RULES for broken in rule(found)] == []
 
 
 @pytest.mark.parametrize("values", MATRIX)
-def test_nothing_is_outside_of_the_namespace_or_named_twice(values: str) -> None:
+def test_rendered_objects_are_namespaced_and_uniquely_named(values: str) -> None:
     found = objects(values)
     names = [(each["kind"], each["metadata"]["name"]) for each in found]
 
@@ -42,7 +42,7 @@ def test_nothing_is_outside_of_the_namespace_or_named_twice(values: str) -> None
     assert not kinds & {"ClusterRole", "ClusterRoleBinding", "Namespace", "CustomResourceDefinition"}
 
 
-def test_a_field_that_nobody_knows_is_seen() -> None:
+def test_schema_check_reports_unknown_field() -> None:
     found = objects("everything")
     service, monitor = one(found, "Service", "trades-stream"), one(found, "ServiceMonitor")
     service["spec"]["typo"] = monitor["spec"]["typo"] = 1
@@ -52,7 +52,7 @@ def test_a_field_that_nobody_knows_is_seen() -> None:
 
 
 @pytest.mark.parametrize("values", ["default", "cert-manager", "everything"])
-def test_helm_finds_nothing_to_say_against_it(values: str) -> None:
+def test_helm_lint_reports_no_errors(values: str) -> None:
     said = yaml.safe_load((CHART / "ci" / f"{values}-values.yaml").read_text())
 
     report = helm_python.lint(str(CHART), said, strict=True, kube_version="v1.29.0")
@@ -61,20 +61,20 @@ def test_helm_finds_nothing_to_say_against_it(values: str) -> None:
     assert [one["error"] for one in report["messages"] if "icon" not in one["error"]] == []
 
 
-def test_a_release_of_any_name_has_names_that_kubernetes_takes() -> None:
+def test_object_names_fit_kubernetes_length_limits_for_any_release_name() -> None:
     for release in ("a", "rt", "a" * 53):
         for found in objects("default", release=release):
             name = found["metadata"]["name"]
             assert len(name) <= (52 if found["kind"] == "CronJob" else 63), name
 
 
-def test_rendering_twice_gives_the_same() -> None:
+def test_rendering_twice_gives_same_output() -> None:
     again = helm_python.Chart.load(CHART).render({}, name="trades", namespace="prod")
 
     assert again == rendered({})
 
 
-def test_the_chart_is_packaged_with_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+def test_chart_package_contains_needed_files_without_development_files(tmp_path: Path) -> None:
     path = helm_python.package(str(CHART), destination=str(tmp_path))
 
     with tarfile.open(path) as archive:
@@ -88,7 +88,7 @@ def test_the_chart_is_packaged_with_what_it_needs_and_nothing_else(tmp_path: Pat
     assert not [name for name in names if name.startswith(("ci/", "Dockerfile", "requirements", ".c", ".y"))]
 
 
-def test_alerts_and_the_dashboard_are_those_of_the_files() -> None:
+def test_rendered_alerts_and_dashboards_match_their_files() -> None:
     found = objects("everything")
     files = next(load_yaml((CHART / "alerts" / "rt.rules.yaml").read_text()))
     wanted = {rule["alert"]: rule for group in files["groups"] for rule in group["rules"]}
@@ -105,7 +105,7 @@ def test_alerts_and_the_dashboard_are_those_of_the_files() -> None:
         assert json.loads(board) == json.loads((CHART / "dashboards" / name).read_text())
 
 
-def test_what_the_user_has_of_his_own_is_there() -> None:
+def test_user_supplied_values_appear_in_rendered_objects() -> None:
     found = objects("everything")
     template = one(found, "StatefulSet")["spec"]["template"]
     (node, sidecar) = template["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""Every rule between objects finds what breaks it: a rule that cannot fail would be none."""
+"""Every rule between rendered objects detects an object that breaks it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ BROKEN: list[tuple[rules.Rule, Callable[[list[Object]], Any]]] = [
 @pytest.mark.parametrize(
     ("rule", "break_it"), BROKEN, ids=[f"{rule.__name__}-{at}" for at, (rule, _) in enumerate(BROKEN)]
 )
-def test_a_rule_finds_what_breaks_it(rule: rules.Rule, break_it: Callable[[list[Object]], Any]) -> None:
+def test_rule_reports_broken_object(rule: rules.Rule, break_it: Callable[[list[Object]], Any]) -> None:
     found = objects("default")
     assert list(rule(found)) == []
 
@@ -101,5 +101,5 @@ def test_a_rule_finds_what_breaks_it(rule: rules.Rule, break_it: Callable[[list[
     assert list(rule(found)) != []
 
 
-def test_every_rule_is_broken_once() -> None:
+def test_every_rule_has_a_breaking_case() -> None:
     assert {rule for rule, _ in BROKEN} == set(rules.RULES)

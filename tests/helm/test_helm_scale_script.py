@@ -1,4 +1,4 @@
-"""What the jobs of the chart do next, for each state of the members, and how they fail."""
+"""The scaling script decides the next member change for each cluster state, and reports its failures."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def change(adds: str = "", removes: str = "") -> dict[str, Any]:
         (status(*NODES, "by-hand", "other-rt-7", "t-rt-x"), True, None),
     ],
 )
-def test_the_next_step_leads_to_the_pods_of_the_release(
-    said: dict[str, Any], adds: bool, words: str | None
-) -> None:
+def test_decide_returns_next_command_or_done(said: dict[str, Any], adds: bool, words: str | None) -> None:
     step = scale.decide(said, NODES, adds=adds)
 
     assert step == (scale.Done() if words is None else scale.Run(tuple(words.split())))
@@ -76,7 +74,7 @@ def test_the_next_step_leads_to_the_pods_of_the_release(
         ),
     ],
 )
-def test_without_a_leader_or_during_a_change_it_waits(said: dict[str, Any], why: str) -> None:
+def test_decide_waits_without_leader_or_during_member_change(said: dict[str, Any], why: str) -> None:
     for adds in (True, False):
         assert scale.decide(said, NODES, adds=adds) == scale.Wait(why)
 
@@ -110,7 +108,7 @@ def run(
     scale.main("match")
 
 
-def test_the_level_is_raised_only_if_the_operator_permits_it(
+def test_feature_level_is_raised_only_if_operator_permits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster(status("t-rt-0", "t-rt-1"), status(*NODES), level=1)
@@ -124,7 +122,7 @@ def test_the_level_is_raised_only_if_the_operator_permits_it(
     assert cluster.ran[1:] == ["features raise 2", "member add t-rt-2 host2:7000 --no-wait"]
 
 
-def test_the_level_stays_if_no_member_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feature_level_is_kept_if_no_member_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(status(*NODES), level=1)
 
     run(monkeypatch, cluster, raises=True)
@@ -132,7 +130,7 @@ def test_the_level_stays_if_no_member_changes(monkeypatch: pytest.MonkeyPatch) -
     assert cluster.level == 1
 
 
-def test_a_change_that_is_not_carried_out_fails_with_its_reason(
+def test_cancelled_member_change_fails_script_with_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = {"number": 1, "why": "of before"}, {"number": 2, "why": "an operator cancelled it"}
@@ -145,7 +143,7 @@ def test_a_change_that_is_not_carried_out_fails_with_its_reason(
     assert "change 2 of the members was not carried out whole: an operator cancelled it" in said
 
 
-def test_a_change_that_it_cancels_itself_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_change_cancelled_by_script_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled = {"number": 4, "why": "an operator cancelled it"}
     cluster = Cluster(
         status(*NODES, memberChange=change(adds="t-rt-4")),
@@ -158,7 +156,7 @@ def test_a_change_that_it_cancels_itself_is_no_failure(monkeypatch: pytest.Monke
     assert cluster.ran[1:] == ["member cancel", "member remove t-rt-4 --no-wait"]
 
 
-def test_it_fails_in_time_with_what_it_waited_for(
+def test_script_timeout_exits_with_last_wait_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""A change of replicaCount under load: three nodes become five, then three, then five again."""
+"""A changed replicaCount adds or removes members under load: three, five, three, five nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hooks_of(values: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 7])
-def test_the_nodes_of_an_installation_make_a_cluster_and_no_other_does(count: int) -> None:
+def test_only_nodes_of_first_installation_bootstrap(count: int) -> None:
     files = files_of({"replicaCount": count})
 
     names = [f"trades-rt-{ordinal}" for ordinal in range(7)]
@@ -41,7 +41,9 @@ def test_the_nodes_of_an_installation_make_a_cluster_and_no_other_does(count: in
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 3), (1, 3), (1, 7), (7, 1)])
-def test_nodes_that_made_the_cluster_keep_their_list_and_make_no_other(before: int, after: int) -> None:
+def test_nodes_keep_initial_members_without_bootstrap_after_replica_count_changes(
+    before: int, after: int
+) -> None:
     """Also when all of them have lost their disks: there may be others, which have the data."""
     was = files_of({"replicaCount": before})
 
@@ -54,14 +56,14 @@ def test_nodes_that_made_the_cluster_keep_their_list_and_make_no_other(before: i
         assert not said["bootstrap"]
 
 
-def test_a_cluster_that_has_its_first_size_again_is_as_it_was_installed() -> None:
+def test_cluster_back_at_initial_size_renders_initial_settings() -> None:
     installed = objects({})
     grown = objects(upgrading({"replicaCount": 5}, installed))
 
     assert files_of(upgrading({"replicaCount": 3}, grown)) == files_of({})
 
 
-def test_members_are_removed_before_an_upgrade_to_fewer_nodes_and_before_each_rollback() -> None:
+def test_removal_job_runs_before_scale_down_and_before_rollback() -> None:
     five = objects({"replicaCount": 5})
 
     assert hooks_of({}) == ["pre-rollback"]
@@ -70,7 +72,7 @@ def test_members_are_removed_before_an_upgrade_to_fewer_nodes_and_before_each_ro
     assert hooks_of(upgrading({"replicaCount": 3}, five)) == ["pre-upgrade,pre-rollback"]
 
 
-def test_another_number_of_nodes_is_another_job_and_restarts_no_node() -> None:
+def test_changed_replica_count_renames_scaling_job_and_keeps_pod_template() -> None:
     before, after = objects({}), objects(upgrading({"replicaCount": 5}, objects({})))
 
     def job(found: list[Object]) -> Object:
@@ -98,7 +100,9 @@ def _is_no_hook(found: Object) -> bool:
         ({"tls": {"ca": {"secret": "roots"}}}, True),
     ],
 )
-def test_the_jobs_are_there_if_they_have_a_certificate(values: dict[str, Any], is_there: bool) -> None:
+def test_scaling_jobs_are_rendered_only_if_enabled_and_with_certificate(
+    values: dict[str, Any], is_there: bool
+) -> None:
     found = [
         each for each in objects(values) if each["kind"] == "Job" and "-scaling-" in each["metadata"]["name"]
     ]
@@ -115,7 +119,7 @@ def test_the_jobs_are_there_if_they_have_a_certificate(values: dict[str, Any], i
 
 
 @pytest.mark.slow
-def test_three_nodes_become_five_then_three_then_five_under_load_whatever_fails() -> None:
+def test_cluster_scales_from_three_to_five_to_three_to_five_under_load_despite_failures() -> None:
     root = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
     with nothing_left():
         pods = Pods(root, {**VALUES, "replicaCount": 3})

@@ -1,4 +1,4 @@
-"""What values the chart takes: its schema is closed, and what that cannot say is checked when it renders."""
+"""Invalid chart values are rejected by the closed schema or by checks when the chart renders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def closed(schema: Mapping[str, Any], values: Mapping[str, Any], path: str = "")
             yield from closed(known[key], inner, f"{path}.{key}")
 
 
-def test_the_schema_names_every_value_and_no_other() -> None:
+def test_schema_lists_exactly_the_values_of_the_chart() -> None:
     assert list(closed(SCHEMA, VALUES)) == []
 
 
@@ -71,7 +71,7 @@ def test_the_schema_names_every_value_and_no_other() -> None:
         '{"image": {"tag": 20261122}}',
     ],
 )
-def test_values_that_cannot_be_are_refused_by_the_schema(text: str) -> None:
+def test_invalid_values_are_rejected_by_schema(text: str) -> None:
     assert "schema" in refusal(json.loads(text))
 
 
@@ -108,7 +108,7 @@ def test_values_that_cannot_be_are_refused_by_the_schema(text: str) -> None:
         ('{"fullnameOverride": "1st"}', "cannot be a service's"),
     ],
 )
-def test_values_that_do_not_go_together_are_refused_with_what_to_change(text: str, why: str) -> None:
+def test_conflicting_values_are_rejected_with_reason(text: str, why: str) -> None:
     assert why in refusal(json.loads(text))
 
 
@@ -122,7 +122,7 @@ def test_values_that_do_not_go_together_are_refused_with_what_to_change(text: st
         '{"livenessProbe": null, "global": {"ofAnother": "chart"}}',
     ],
 )
-def test_values_that_can_be_are_taken(text: str) -> None:
+def test_valid_values_are_accepted(text: str) -> None:
     assert refusal(json.loads(text)) == ""
 
 
@@ -137,7 +137,7 @@ def test_values_that_can_be_are_taken(text: str) -> None:
         ({"stream": "a"}, {"stream": "b", "existingConfigMap": "of-mine"}, ""),
     ],
 )
-def test_an_upgrade_that_the_nodes_would_refuse_is_refused_before(
+def test_upgrade_is_rejected_only_if_stream_changes(
     before: dict[str, Any], after: dict[str, Any], why: str
 ) -> None:
     said = refusal(upgrading(after, objects(before)))
@@ -147,7 +147,7 @@ def test_an_upgrade_that_the_nodes_would_refuse_is_refused_before(
 
 
 @pytest.mark.parametrize("size", ["90Gi", "500M", "1.5Ti", "1024", "10GiB", "0"])
-def test_sizes_are_those_that_a_node_takes(size: str) -> None:
+def test_sizes_valid_for_node_are_accepted_by_chart(size: str) -> None:
     parse_size(size)
 
     assert refusal({"config": {"rollBytes": size, "retention": {"bytes": size}}}) == ""

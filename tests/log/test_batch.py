@@ -1,4 +1,4 @@
-"""Batches as bytes: what is written, what is refused, and that decompressing is bounded by the header."""
+"""Batches are encoded as specified, invalid ones are rejected, and the header bounds decompression."""
 
 import tracemalloc
 from typing import Any
@@ -59,17 +59,19 @@ def dumb_crc32c(data: bytes, start: int = 0) -> int:
 # Checksums
 
 
-def test_the_checksum_is_crc32c() -> None:
+def test_checksum_is_crc32c() -> None:
     assert crc32c(b"123456789") == dumb_crc32c(b"123456789") == 0xE3069283
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
-def test_a_checksum_continues_from_another(one: bytes, other: bytes) -> None:
+def test_checksum_continues_from_earlier_checksum(one: bytes, other: bytes) -> None:
     assert crc32c(other, crc32c(one)) == dumb_crc32c(one + other) == dumb_crc32c(other, dumb_crc32c(one))
 
 
 @given(st.binary(min_size=16, max_size=16), seeds, seeds, st.integers(0, 2**62))
-def test_a_batch_is_seeded_with_its_place(incarnation: bytes, run: int, roll: int, offset: int) -> None:
+def test_batch_seed_covers_incarnation_run_roll_and_offset(
+    incarnation: bytes, run: int, roll: int, offset: int
+) -> None:
     place = (
         incarnation + run.to_bytes(4, "little") + roll.to_bytes(4, "little") + offset.to_bytes(8, "little")
     )
@@ -77,7 +79,7 @@ def test_a_batch_is_seeded_with_its_place(incarnation: bytes, run: int, roll: in
 
 
 @given(said, numbers, seeds, st.sampled_from([CODEC_NONE, CODEC_ZSTD]))
-def test_the_checksums_cover_all_but_magic_and_themselves(
+def test_checksums_cover_all_bytes_except_magic_and_themselves(
     messages: list[Said], first: int, seed: int, codec: int
 ) -> None:
     data = batch(messages, first=first, seed=seed, codec=codec)
@@ -91,15 +93,15 @@ def test_the_checksums_cover_all_but_magic_and_themselves(
 
 
 @given(said, numbers, seeds)
-def test_an_uncompressed_batch_says_what_was_published(messages: list[Said], first: int, seed: int) -> None:
+def test_uncompressed_batch_decodes_to_published_messages(
+    messages: list[Said], first: int, seed: int
+) -> None:
     data = batch(messages, first=first, seed=seed)
     assert read_batch_dumbly(data, 0) == (len(data), first, messages)
 
 
 @given(said, numbers, seeds, st.sampled_from([CODEC_NONE, CODEC_ZSTD]))
-def test_the_header_says_what_is_in_the_batch(
-    messages: list[Said], first: int, seed: int, codec: int
-) -> None:
+def test_header_matches_batch_content(messages: list[Said], first: int, seed: int, codec: int) -> None:
     data = batch(messages, first=first, seed=seed, codec=codec)
     header = header_of(data)
     times = [message.timestamp_ns for message in messages]
@@ -114,7 +116,7 @@ def test_the_header_says_what_is_in_the_batch(
 
 
 @given(said, st.sampled_from([CODEC_NONE, CODEC_ZSTD]))
-def test_padding_is_zero(messages: list[Said], codec: int) -> None:
+def test_padding_bytes_are_zero(messages: list[Said], codec: int) -> None:
     data = batch(messages, codec=codec)
     header = header_of(data)
     columns_end = BATCH_HEADER_BYTES + header.columns_stored
@@ -123,7 +125,7 @@ def test_padding_is_zero(messages: list[Said], codec: int) -> None:
     assert not any(data[values_at + header.values_stored :])
 
 
-def test_the_values_are_not_copied() -> None:
+def test_encode_batch_does_not_copy_values() -> None:
     made = draft([Said("t", bytes(100))])
     pieces = encode_batch(made, first=0, seed=0)
     assert any(piece is made.values for piece in pieces)
@@ -131,12 +133,12 @@ def test_the_values_are_not_copied() -> None:
 
 @pytest.mark.parametrize("size", [*range(18), 1000, 2**20 - 1])
 @pytest.mark.parametrize("topic", ["", "t", "trade", "x" * 31, "x" * 32])
-def test_one_message_costs_at_most_128_bytes(size: int, topic: str) -> None:
+def test_batch_of_one_message_adds_at_most_128_bytes(size: int, topic: str) -> None:
     assert len(batch([Said(topic, bytes(size))])) - size <= 128
 
 
 @pytest.mark.parametrize("count", [2, 10, 1000])
-def test_a_further_message_costs_at_most_16_bytes(count: int) -> None:
+def test_further_message_adds_at_most_16_bytes(count: int) -> None:
     one, many = (len(batch([Said("t", bytes(8))] * n)) for n in (1, count))
     assert many - one <= (count - 1) * (8 + 16)
 
@@ -144,22 +146,20 @@ def test_a_further_message_costs_at_most_16_bytes(count: int) -> None:
 # Compressing
 
 
-def test_what_compresses_is_compressed() -> None:
+def test_compressible_batch_is_stored_compressed() -> None:
     messages = [Said("t", b"again and again") for _ in range(100)]
     data = batch(messages, codec=CODECS["zstd"])
     assert header_of(data).flags == CODEC_ZSTD
     assert len(data) < len(batch(messages)) / 5
 
 
-def test_a_codec_that_saves_nothing_is_left_out() -> None:
+def test_incompressible_batch_is_stored_uncompressed() -> None:
     messages = [Said("", bytes([7, 91, 3]), 2**62 + 12_345)]
     assert batch(messages, codec=CODEC_ZSTD) == batch(messages)
 
 
 @given(said, numbers, st.integers(0, 5))
-def test_expanding_gives_the_batch_as_it_would_be_uncompressed(
-    messages: list[Said], first: int, before: int
-) -> None:
+def test_expand_returns_batches_as_if_uncompressed(messages: list[Said], first: int, before: int) -> None:
     stored = [batch(messages, first=first, codec=codec) for codec in (CODEC_ZSTD, CODEC_NONE, CODEC_ZSTD)]
     starts = [8 * before, 8 * before + len(stored[0]), 8 * before + len(stored[0]) + len(stored[1])]
     data = bytes(8 * before) + b"".join(stored)
@@ -177,7 +177,7 @@ def test_expanding_gives_the_batch_as_it_would_be_uncompressed(
 
 
 @pytest.mark.parametrize("flags", [2, 3, 15, 0x12, 0x20, 0x8000, 0xFFFF])
-def test_unknown_flags_are_named(flags: int) -> None:
+def test_expand_of_unknown_flags_raises_unknown_codec(flags: int) -> None:
     header = header_of(batch([Said("t", b"v")]))._replace(flags=flags)
     with pytest.raises(UnknownCodec, match=f"flags {flags:#06x}"):
         expand(memoryview(bytes(header.total_bytes)), [(0, header)])
@@ -228,7 +228,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("rest", [b"more", frame(PLAIN), skippable(10)])
-def test_nothing_may_follow_the_frame_of_the_columns(rest: bytes) -> None:
+def test_expand_rejects_bytes_after_columns_frame(rest: bytes) -> None:
     data = forge(
         frame(PLAIN) + rest, frame(VALUES), flags=CODEC_ZSTD, columns_bytes=len(PLAIN), values_bytes=1000
     )
@@ -237,7 +237,7 @@ def test_nothing_may_follow_the_frame_of_the_columns(rest: bytes) -> None:
 
 
 @pytest.mark.parametrize("rest", [b"more", frame(VALUES), skippable(10)])
-def test_what_follows_the_frame_of_the_values_is_not_read(rest: bytes) -> None:
+def test_expand_ignores_bytes_after_values_frame(rest: bytes) -> None:
     data = forge(
         frame(PLAIN), frame(VALUES) + rest, flags=CODEC_ZSTD, columns_bytes=len(PLAIN), values_bytes=1000
     )
@@ -246,7 +246,7 @@ def test_what_follows_the_frame_of_the_values_is_not_read(rest: bytes) -> None:
 
 
 @pytest.mark.parametrize("rest", [b"", b"more", frame(VALUES), skippable(10)])
-def test_a_node_does_not_read_what_follows_a_large_frame_either(rest: bytes) -> None:
+def test_check_values_ignores_bytes_after_large_values_frame(rest: bytes) -> None:
     size = 2**20 + 1
     stored = frame(bytes(size)) + rest + bytes(4096)
     data = forge(frame(PLAIN), stored, flags=CODEC_ZSTD, columns_bytes=len(PLAIN), values_bytes=size)
@@ -254,13 +254,13 @@ def test_a_node_does_not_read_what_follows_a_large_frame_either(rest: bytes) -> 
 
 
 @pytest.mark.parametrize(("stored", "says"), LIES.values(), ids=LIES)
-def test_a_frame_that_is_not_what_the_header_says_is_refused(stored: bytes, says: str) -> None:
+def test_expand_rejects_values_frame_contradicting_header(stored: bytes, says: str) -> None:
     data = forge(frame(PLAIN), stored, flags=CODEC_ZSTD, columns_bytes=len(PLAIN), values_bytes=len(VALUES))
     with pytest.raises(BadBatch, match=says):
         expand(memoryview(data), [(0, header_of(data))])
 
 
-def test_the_forged_frames_are_good_except_for_the_forged_field() -> None:
+def test_forged_frame_with_correct_size_expands() -> None:
     data = forge(
         frame(PLAIN), one_block(1000, 1000), flags=CODEC_ZSTD, columns_bytes=len(PLAIN), values_bytes=1000
     )
@@ -268,7 +268,7 @@ def test_the_forged_frames_are_good_except_for_the_forged_field() -> None:
     assert read_batch_dumbly(plain, 0)[2] == [Said("t", b"a" * 1000, 0)]
 
 
-def test_a_bomb_takes_no_more_memory_than_its_header_announces() -> None:
+def test_decompression_bomb_is_rejected_with_under_1_mib_of_memory() -> None:
     bomb = frame(bytes(200 * 2**20))
     lie = bytearray(bomb)
     lie[6:10] = (1000).to_bytes(4, "little")
@@ -284,7 +284,7 @@ def test_a_bomb_takes_no_more_memory_than_its_header_announces() -> None:
         tracemalloc.stop()
 
 
-def test_a_frame_that_needs_a_dictionary_is_refused() -> None:
+def test_frame_requiring_dictionary_is_rejected() -> None:
     words = zstandard.ZstdCompressionDict(
         b"trade quote order " * 40, dict_type=zstandard.DICT_TYPE_RAWCONTENT
     )
@@ -297,7 +297,7 @@ def test_a_frame_that_needs_a_dictionary_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_largest_message_can_be_compressed() -> None:
+def test_largest_message_compresses_and_expands() -> None:
     value = b"0123456789abcdef" * (MESSAGE_BYTES_MAX // 16)
     data = batch([Said("t", value)], codec=CODEC_ZSTD)
     assert len(data) < 2**20
@@ -354,7 +354,7 @@ def is_allowed(header: BatchHeader) -> bool:
         sized(GOOD, timestamp_low_ns=-(2**63), timestamp_high_ns=2**63 - 1),
     ],
 )
-def test_a_header_within_the_limits_is_allowed(allowed: BatchHeader) -> None:
+def test_header_within_limits_is_accepted(allowed: BatchHeader) -> None:
     check_header(allowed)
     check_header(tuple(allowed))
 
@@ -394,7 +394,7 @@ def test_a_header_within_the_limits_is_allowed(allowed: BatchHeader) -> None:
         (sized(GOOD, flags=7, values_stored=GOOD.values_bytes + 1), "saved nothing"),
     ],
 )
-def test_a_header_that_breaks_a_limit_is_refused(refused: BatchHeader, says: str) -> None:
+def test_invalid_header_is_rejected(refused: BatchHeader, says: str) -> None:
     with pytest.raises(BadBatch, match=says):
         check_header(refused)
 
@@ -404,7 +404,7 @@ near = st.one_of(u32, st.integers(0, 200), st.integers(2**32 - 70, 2**32 - 1))
 
 
 @given(u16, near, near, near, near, near, near)
-def test_an_allowed_header_bounds_what_is_read_and_decompressed(
+def test_accepted_header_bounds_stored_and_decompressed_bytes(
     topic_count: int,
     count: int,
     columns_in: int,
@@ -440,12 +440,12 @@ def test_an_allowed_header_bounds_what_is_read_and_decompressed(
         ([Said(str(n), b"") for n in range(TOPICS_MAX + 1)], {}),
     ],
 )
-def test_what_no_reader_would_accept_cannot_be_written(messages: list[Said], fields: dict[str, int]) -> None:
+def test_encoding_invalid_batch_raises_bad_batch(messages: list[Said], fields: dict[str, int]) -> None:
     with pytest.raises(BadBatch):
         batch(messages, **fields)
 
 
-def test_the_limits_themselves_can_be_written() -> None:
+def test_batches_at_limits_can_be_encoded() -> None:
     for messages in (
         [Said("t" * 1024, b"v")],
         [Said("t", bytes(BATCH_BYTES_MAX - 48)), Said("t", b"")],
@@ -456,7 +456,7 @@ def test_the_limits_themselves_can_be_written() -> None:
 
 
 @given(st.binary(max_size=30), st.integers(0, 3))
-def test_padding_and_padded_agree(data: bytes, more: int) -> None:
+def test_padding_matches_padded_size(data: bytes, more: int) -> None:
     size = len(data) + more
     assert size + len(padding(size)) == padded(size)
     assert padded(size) % 8 == 0

@@ -1,4 +1,4 @@
-"""How the values of `publish_many` are cut into batches: every value once and in order, in full batches."""
+"""Values of `publish_many` are cut into full batches, every value once and in order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pending(sizes: list[int], topics: list[str]) -> PendingBatch:
 
 
 @given(SIZES, st.lists(TOPICS, min_size=12, max_size=12), st.lists(st.integers(0, 6000), max_size=30), TOPICS)
-def test_cut_values_follow_the_pending_ones_in_order_and_fill_their_batch(
+def test_cut_values_follow_pending_messages_in_order_and_fill_their_batch(
     held: list[int], topics: list[str], sizes: list[int], topic: str
 ) -> None:
     batch = pending(held, topics)
@@ -84,7 +84,7 @@ def cut(sizes: list[int], *, after: PendingBatch, batch_bytes: int) -> list[int]
     ]
 
 
-def test_calls_with_as_many_bytes_of_values_as_a_batch_make_a_batch_each() -> None:
+def test_values_of_n_batch_sizes_are_cut_into_n_batches() -> None:
     sizes = [1024] * 256
     assert cut(sizes, after=PendingBatch(0), batch_bytes=2**18) == [256]
     few = PendingBatch(0)
@@ -93,18 +93,18 @@ def test_calls_with_as_many_bytes_of_values_as_a_batch_make_a_batch_each() -> No
     assert cut(sizes * 3, after=PendingBatch(0), batch_bytes=2**18) == [251, 251, 266]
 
 
-def test_a_rest_that_is_larger_is_collected() -> None:
+def test_rest_too_large_for_last_batch_is_left_uncut() -> None:
     assert cut([1024] * 270, after=PendingBatch(0), batch_bytes=2**18) == [251]
 
 
-def test_no_batch_exceeds_what_every_reader_accepts() -> None:
+def test_cut_batch_stays_below_maximum_batch_size() -> None:
     assert rest_bytes(BATCH_BYTES_MAX) == 0
     size = 2**16 - MESSAGE_COST_BYTES
     count, *_ = cut([size] * 257, after=PendingBatch(0), batch_bytes=BATCH_BYTES_MAX)
     assert count * 2**16 < BATCH_BYTES_MAX
 
 
-def test_as_many_different_headers_as_a_batch_may_have_are_accepted_beside_a_message_without_any() -> None:
+def test_batch_accepts_maximum_header_sets_including_empty_one() -> None:
     batch = PendingBatch(0)
     batch.add_many([b"plain"], [0], batch.add_topic(""), 5 + MESSAGE_COST_BYTES)
     size = MESSAGE_COST_BYTES

@@ -1,4 +1,4 @@
-"""Block headers and declarations: every bit counts, and no declaration names what is no session."""
+"""Block headers and declarations: round trips, corrupt bits, and rejection of invalid values and names."""
 
 import struct
 from typing import Any
@@ -65,19 +65,19 @@ SEED = batch_seed(segment_seed(CLUSTER, 0, 7), 64)
 LONGEST = Declaration("a" * 128 + "~" + "b" * 126, INCARNATION, "d" * 128 + "~" + "e" * 126)
 
 
-def test_a_header_is_96_bytes() -> None:
+def test_block_header_is_96_bytes() -> None:
     assert len(encode_block_header(HEADER, SEED)) == BLOCK_HEADER_BYTES == 96
 
 
 @given(block_headers, st.binary(max_size=16), st.binary(max_size=16))
-def test_a_header_is_read_as_it_was_written(header: BlockHeader, before: bytes, behind: bytes) -> None:
+def test_header_decodes_to_encoded_value(header: BlockHeader, before: bytes, behind: bytes) -> None:
     data = before + encode_block_header(header, SEED) + behind
     assert decode_block_header(data, len(before), SEED) == header
     assert decode_block_header(memoryview(bytearray(data)), len(before), SEED) == header
     assert header.end == header.first_position + header.message_count
 
 
-def test_every_flipped_bit_of_a_header_is_noticed() -> None:
+def test_header_with_any_flipped_bit_raises_bad_block() -> None:
     data = encode_block_header(HEADER, SEED)
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
@@ -99,13 +99,13 @@ def test_every_flipped_bit_of_a_header_is_noticed() -> None:
     ],
     ids=["cluster", "X", "Y", "X and Y changed about", "offset", "offset above 4 GiB", "no place"],
 )
-def test_a_header_in_another_place_is_refused(place: int) -> None:
+def test_header_read_with_seed_of_another_place_fails_its_checksum(place: int) -> None:
     with pytest.raises(BadBlock, match="fails its checksum"):
         decode_block_header(encode_block_header(HEADER, SEED), 0, place)
 
 
 @given(st.binary(min_size=96, max_size=96))
-def test_garbage_is_no_header(data: bytes) -> None:
+def test_header_of_random_bytes_is_rejected(data: bytes) -> None:
     for garbage in (data, BLOCK_MAGIC.to_bytes(4, "little") + data[4:]):
         with pytest.raises(BadBlock):
             decode_block_header(garbage, 0, SEED)
@@ -141,7 +141,7 @@ def test_garbage_is_no_header(data: bytes) -> None:
         (DECLARES._replace(chain_end=2)._asdict(), "declaration with chains 0x0 and 0x2"),
     ],
 )
-def test_a_header_that_has_a_forbidden_value_is_refused(fields: dict[str, int], says: str) -> None:
+def test_header_with_invalid_value_is_rejected(fields: dict[str, int], says: str) -> None:
     with pytest.raises(BadBlock, match=says):
         decode_block_header(encode_block_header(HEADER._replace(**fields), SEED), 0, SEED)
 
@@ -156,13 +156,13 @@ def test_a_header_that_has_a_forbidden_value_is_refused(fields: dict[str, int], 
         {"skip": 2**32 - 1, "message_count": 0},
     ],
 )
-def test_the_limits_themselves_are_allowed(fields: dict[str, int]) -> None:
+def test_header_with_values_at_limits_is_accepted(fields: dict[str, int]) -> None:
     header = HEADER._replace(**fields)
     assert decode_block_header(encode_block_header(header, SEED), 0, SEED) == header
 
 
 @pytest.mark.parametrize("place", range(92, 96))
-def test_what_must_be_zero_is_refused_if_it_is_not(place: int) -> None:
+def test_header_with_nonzero_reserved_byte_is_rejected(place: int) -> None:
     data = bytearray(encode_block_header(HEADER, SEED))
     data[place] = 1
     data[4:8] = crc32c(data[8:], SEED).to_bytes(4, "little")
@@ -174,7 +174,7 @@ def test_what_must_be_zero_is_refused_if_it_is_not(place: int) -> None:
 
 
 @given(block_headers, declarations)
-def test_a_declaration_is_read_as_it_was_written(header: BlockHeader, declared: Declaration) -> None:
+def test_declaration_decodes_to_encoded_value(header: BlockHeader, declared: Declaration) -> None:
     data = encode_declaration(header, declared, SEED)
     found = decode_block_header(data, 0, SEED)
     assert len(data) == BLOCK_HEADER_BYTES + found.length_bytes
@@ -183,7 +183,7 @@ def test_a_declaration_is_read_as_it_was_written(header: BlockHeader, declared: 
 
 
 @given(block_headers, declarations)
-def test_a_declaration_keeps_what_orders_it_and_nothing_of_a_source(
+def test_declaration_header_keeps_ordering_fields_and_clears_source_fields(
     header: BlockHeader, declared: Declaration
 ) -> None:
     found = decode_block_header(encode_declaration(header, declared, SEED), 0, SEED)
@@ -205,13 +205,13 @@ def test_a_declaration_keeps_what_orders_it_and_nothing_of_a_source(
     )
 
 
-def test_the_longest_names_fit() -> None:
+def test_declaration_with_longest_names_has_maximum_size_and_decodes() -> None:
     data = encode_declaration(HEADER, LONGEST, SEED)
     assert len(data) == BLOCK_HEADER_BYTES + DECLARATION_BYTES_MAX
     assert decode_declaration(decode_block_header(data, 0, SEED), data[BLOCK_HEADER_BYTES:]) == LONGEST
 
 
-def test_every_flipped_bit_of_a_declaration_is_noticed() -> None:
+def test_declaration_with_any_flipped_bit_raises_bad_block() -> None:
     data = encode_declaration(HEADER, Declaration("feed~1", INCARNATION, "twins"), SEED)
     header = decode_block_header(data, 0, SEED)
     for bit in range(8 * header.length_bytes):
@@ -221,7 +221,7 @@ def test_every_flipped_bit_of_a_declaration_is_noticed() -> None:
             decode_declaration(header, flipped)
 
 
-def test_a_declaration_cut_anywhere_is_refused() -> None:
+def test_declaration_truncated_at_any_byte_raises_bad_block() -> None:
     data = encode_declaration(HEADER, Declaration("feed", INCARNATION), SEED)
     header, content = decode_block_header(data, 0, SEED), data[BLOCK_HEADER_BYTES:]
     for size in range(len(content)):
@@ -261,13 +261,13 @@ def content_of(name: bytes, dedup: bytes = b"", sizes: tuple[int, int] | None = 
         (b"", "fails its checksum"),
     ],
 )
-def test_a_hostile_declaration_whose_checksum_holds_is_refused(content: bytes, says: str) -> None:
+def test_hostile_declaration_with_valid_checksum_is_rejected(content: bytes, says: str) -> None:
     header = DECLARES._replace(length_bytes=len(content), content_checksum=crc32c(content))
     with pytest.raises(BadBlock, match=says):
         decode_declaration(header, content)
 
 
-def test_a_block_of_batches_is_no_declaration() -> None:
+def test_block_of_batches_is_rejected_as_declaration() -> None:
     content = content_of(b"feed")
     header = HEADER._replace(length_bytes=len(content), content_checksum=crc32c(content))
     with pytest.raises(BadBlock, match="no declaration"):
@@ -275,7 +275,7 @@ def test_a_block_of_batches_is_no_declaration() -> None:
 
 
 @given(st.binary(max_size=420))
-def test_garbage_content_whose_checksum_holds_raises_nothing_else(content: bytes) -> None:
+def test_random_declaration_content_with_valid_checksum_raises_only_bad_block(content: bytes) -> None:
     header = DECLARES._replace(length_bytes=len(content), content_checksum=crc32c(content))
     try:
         declared = decode_declaration(header, content)
@@ -300,6 +300,6 @@ def test_garbage_content_whose_checksum_holds_raises_nothing_else(content: bytes
         {"incarnation": b""},
     ],
 )
-def test_an_illegal_declaration_cannot_be_made(fields: dict[str, Any]) -> None:
+def test_declaration_with_invalid_field_cannot_be_created(fields: dict[str, Any]) -> None:
     with pytest.raises((rt.InvalidName, ValueError)):
         Declaration(**{"session": "feed", "incarnation": INCARNATION} | fields)

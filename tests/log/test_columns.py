@@ -1,4 +1,4 @@
-"""Decoding: clever code against its dumb definition, hostile columns, columns against lists of messages."""
+"""Decoding batches to columns: equality with the published messages, hostile columns, slices, Arrow."""
 
 import itertools
 import struct
@@ -131,7 +131,7 @@ def check_whole(batch: MessageBatch | None) -> None:
 
 
 @given(parts)
-def test_a_batch_is_decoded_as_it_was_published(part: Part) -> None:
+def test_batch_decodes_to_published_messages(part: Part) -> None:
     buffer, batches = placed([part.data], [part])
     decoded = decode(buffer, batches, SESSIONS)
     assert heard(decoded) == part.expected()
@@ -139,7 +139,7 @@ def test_a_batch_is_decoded_as_it_was_published(part: Part) -> None:
 
 
 @given(st.lists(parts, min_size=1, max_size=6), st.sampled_from([0, 8, 64, 4096]))
-def test_many_batches_are_decoded_as_each_alone(parts: list[Part], before: int) -> None:
+def test_many_batches_decode_to_same_messages_as_each_alone(parts: list[Part], before: int) -> None:
     buffer, batches = placed([part.data for part in parts], parts, before)
     alone = [decode(buffer, [one], SESSIONS) for one in batches]
     together = decode(buffer, batches, SESSIONS)
@@ -150,14 +150,14 @@ def test_many_batches_are_decoded_as_each_alone(parts: list[Part], before: int) 
 
 
 @given(st.lists(parts, min_size=1, max_size=6), st.integers(0, 6), st.integers(0, 6))
-def test_any_run_of_a_buffer_can_be_decoded(parts: list[Part], start: int, stop: int) -> None:
+def test_consecutive_batches_decode_from_anywhere_in_buffer(parts: list[Part], start: int, stop: int) -> None:
     buffer, batches = placed([part.data for part in parts], parts)
     if batches[start:stop]:
         expected = [message for part in parts[start:stop] for message in part.expected()]
         assert heard(decode(buffer, batches[start:stop], SESSIONS)) == expected
 
 
-def test_messages_of_no_bytes_are_messages() -> None:
+def test_messages_with_empty_values_are_decoded() -> None:
     part = Part([Said("", b"", 0)] * 5, number=0, position=0)
     buffer, batches = placed([part.data] * 3, [part] * 3)
     assert heard(decode(buffer, batches, SESSIONS)) == part.expected() * 3
@@ -168,7 +168,7 @@ def test_messages_of_no_bytes_are_messages() -> None:
     ("count", "codec"),
     [(1, CODEC_NONE), (255, CODEC_NONE), (257, CODEC_ZSTD), (TOPICS_MAX, CODEC_NONE)],
 )
-def test_a_batch_may_have_up_to_65535_topics(count: int, codec: int) -> None:
+def test_batch_with_up_to_65535_topics_is_decoded(count: int, codec: int) -> None:
     said = [Said(f"topic {n}", b"v%d" % n, n) for n in range(count)]
     said.append(Said(said[-1].topic, b"once more", count))
     buffer, batches = placed([batch(said, codec=codec), batch(said, first=len(said), codec=codec)])
@@ -177,7 +177,7 @@ def test_a_batch_may_have_up_to_65535_topics(count: int, codec: int) -> None:
     assert heard(decode(buffer, batches, SESSIONS)) == expected
 
 
-def test_a_buffer_may_end_right_after_a_batch_of_one_topic() -> None:
+def test_batch_of_one_topic_decodes_at_end_of_buffer() -> None:
     """Its messages have no topic index: looking for one would reach past the buffer."""
     many = [Said("t", b"", n) for n in range(100)]
     two = [Said("a", b""), Said("b", b"")]
@@ -198,7 +198,7 @@ bounds = st.integers(-26, 26)
 
 
 @given(some_batches, bounds, bounds, bounds, bounds)
-def test_a_slice_is_the_slice_of_the_list(
+def test_batch_slice_equals_slice_of_message_list(
     whole: MessageBatch, start: int, stop: int, again: int, end: int
 ) -> None:
     part = whole.slice(start, stop)
@@ -209,7 +209,7 @@ def test_a_slice_is_the_slice_of_the_list(
 
 
 @given(some_batches, st.data())
-def test_a_selection_is_that_of_the_list(whole: MessageBatch, data: st.DataObject) -> None:
+def test_batch_select_keeps_exactly_masked_messages(whole: MessageBatch, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(whole)))
     part = whole.slice(start, len(whole))
     mask = data.draw(st.lists(st.booleans(), min_size=len(part), max_size=len(part)))
@@ -219,7 +219,7 @@ def test_a_selection_is_that_of_the_list(whole: MessageBatch, data: st.DataObjec
 
 
 @given(some_batches, st.frozensets(topics, max_size=4), st.integers(0, 20), st.integers(0, 20))
-def test_only_the_selected_topics_are_left(
+def test_with_topics_keeps_only_messages_of_given_topics(
     whole: MessageBatch, wanted: frozenset[str], own: int, start: int
 ) -> None:
     wanted |= {*whole.topics[own : own + 1]}
@@ -231,7 +231,7 @@ def test_only_the_selected_topics_are_left(
     check_whole(found)
 
 
-def test_a_topic_that_only_others_have_leaves_nothing() -> None:
+def test_with_topics_returns_none_if_slice_has_no_message_of_the_topic() -> None:
     whole = decode(*placed([batch([Said("a", b""), Said("b", b""), Said("c", b"")])]), SESSIONS)
     assert whole is not None
     assert whole.slice(1, 3).with_topics(frozenset("a")) is None
@@ -239,7 +239,7 @@ def test_a_topic_that_only_others_have_leaves_nothing() -> None:
 
 
 @given(some_batches)
-def test_the_columns_are_those_of_the_messages(whole: MessageBatch) -> None:
+def test_column_properties_match_message_fields(whole: MessageBatch) -> None:
     said = [one.said for one in heard(whole)]
     assert whole.values == [one.value for one in said]
     assert whole.topics == [one.topic for one in said]
@@ -248,7 +248,7 @@ def test_the_columns_are_those_of_the_messages(whole: MessageBatch) -> None:
 
 
 @given(some_batches, st.integers(0, 10))
-def test_messages_take_their_positions_from_the_given_iterator(whole: MessageBatch, taken: int) -> None:
+def test_messages_consume_positions_from_given_iterator_one_by_one(whole: MessageBatch, taken: int) -> None:
     positions = iter(whole.positions.tolist())
     rows = whole.messages(positions)
     assert [
@@ -257,7 +257,7 @@ def test_messages_take_their_positions_from_the_given_iterator(whole: MessageBat
     assert list(positions) == whole.positions.tolist()[taken:]
 
 
-def test_a_message_is_a_tuple_of_named_fields() -> None:
+def test_message_is_tuple_with_named_fields() -> None:
     whole = decode(*placed([batch([Said("t", b"v", 5)], first=9)]), SESSIONS)
     assert whole is not None
     (message,) = whole.messages()
@@ -267,7 +267,7 @@ def test_a_message_is_a_tuple_of_named_fields() -> None:
 
 
 @pytest.mark.parametrize("size", [1000, 5000])
-def test_the_values_of_a_slice_cost_no_more_than_the_slice(size: int) -> None:
+def test_values_of_slice_allocate_less_than_64_kib(size: int) -> None:
     whole = decode(*placed([batch([Said("t", bytes(size))] * (4 * 2**20 // size))]), SESSIONS)
     assert whole is not None
     part = whole.slice(10, 12)
@@ -295,7 +295,7 @@ def header_of_size(plain: int) -> BatchHeader:
 
 
 @given(st.lists(st.sampled_from([40, 1000, 65_535, 65_536, 65_537, 2**20, 16 * 2**20]), max_size=400))
-def test_groups_are_the_batches_in_order_and_bounded(sizes: list[int]) -> None:
+def test_groups_keep_batch_order_and_are_maximal_within_size_limits(sizes: list[int]) -> None:
     batches = [PlacedBatch(index, header_of_size(size), 0, 0, 0, 0, 0) for index, size in enumerate(sizes)]
     found = list(groups(batches))
     assert [one for group in found for one in group] == batches
@@ -309,7 +309,7 @@ def test_groups_are_the_batches_in_order_and_bounded(sizes: list[int]) -> None:
         assert max(*plain, follows) > 64 * 1024 or sum(plain) + follows > 16 * 2**20
 
 
-def test_small_compressed_batches_are_grouped_by_what_they_hold() -> None:
+def test_small_compressed_batches_are_grouped_by_decompressed_size() -> None:
     data = batch([Said("t", bytes(60_000))], codec=CODEC_ZSTD)
     assert len(data) < 300
     _, batches = placed([data] * 600)
@@ -323,7 +323,7 @@ def address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def test_a_large_batch_is_not_copied() -> None:
+def test_large_batch_is_decoded_without_copy() -> None:
     said = [Said("ab"[n % 2], bytes([n % 256]) * 100, CREATED_NS + n) for n in range(5000)]
     buffer, batches = placed([batch(said)])
     whole = decode(buffer, batches, SESSIONS)
@@ -337,7 +337,7 @@ def test_a_large_batch_is_not_copied() -> None:
         assert np.shares_memory(np.frombuffer(one.value_bytes, np.uint8), buffer)
 
 
-def test_arrow_shares_values_offsets_timestamps_and_numbers() -> None:
+def test_arrow_table_shares_values_offsets_timestamps_numbers_and_positions() -> None:
     said = [Said("ab"[n % 2], bytes([n % 256]) * 100, CREATED_NS + n) for n in range(5000)]
     buffer, batches = placed([batch(said)])
     whole = decode(buffer, batches, SESSIONS)
@@ -361,7 +361,7 @@ PAIR = pa.struct(
 )
 
 
-def test_the_schema_is_the_one_that_spark_reads() -> None:
+def test_arrow_schema_matches_schema_expected_by_spark() -> None:
     whole = decode(*placed([batch([Said("t", b"v", 5)])]), SESSIONS)
     assert whole is not None
     text = pa.dictionary(pa.int32(), pa.string())
@@ -382,7 +382,7 @@ def test_the_schema_is_the_one_that_spark_reads() -> None:
 
 
 @given(some_batches)
-def test_arrow_says_what_the_messages_say(whole: MessageBatch) -> None:
+def test_arrow_table_has_same_content_as_messages(whole: MessageBatch) -> None:
     table = whole.to_arrow()
     assert [
         Heard(position, number, session, Said(topic, value, stamp))
@@ -398,7 +398,7 @@ def test_arrow_says_what_the_messages_say(whole: MessageBatch) -> None:
     ] == heard(whole)
 
 
-def test_without_pyarrow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_arrow_without_pyarrow_raises_error_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = decode(*placed([batch([Said("t", b"v")])]), SESSIONS)
     assert whole is not None
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -494,7 +494,7 @@ GOOD = batch([Said("a", b"good"), Said("b", b"also")])
 
 
 @pytest.mark.parametrize(("hostile", "says"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_columns_are_refused_alone_and_among_others(hostile: bytes, says: str) -> None:
+def test_hostile_columns_are_rejected_alone_and_among_valid_batches(hostile: bytes, says: str) -> None:
     for datas in ([hostile], [hostile, GOOD], [GOOD, hostile], [GOOD, hostile, GOOD], [hostile, hostile]):
         buffer, batches = placed(datas)
         with pytest.raises(BadBatch, match=says):
@@ -502,7 +502,7 @@ def test_hostile_columns_are_refused_alone_and_among_others(hostile: bytes, says
 
 
 @pytest.mark.parametrize(("hostile", "says"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_columns_are_refused_when_compressed_too(hostile: bytes, says: str) -> None:
+def test_hostile_columns_are_rejected_when_compressed(hostile: bytes, says: str) -> None:
     import zstandard
 
     header = BatchHeader._make(HEADER.unpack_from(hostile))
@@ -525,7 +525,7 @@ def test_hostile_columns_are_refused_when_compressed_too(hostile: bytes, says: s
             decode(np.frombuffer(b"".join(datas), np.uint8), found, SESSIONS)
 
 
-def test_a_dictionary_that_was_read_before_is_not_taken_for_one_of_another_size() -> None:
+def test_topic_dictionary_is_not_reused_for_same_bytes_with_another_topic_count() -> None:
     """Batches share what was read of the same bytes; the number of topics in them is not one of the bytes."""
     one = columns([0, 0, 0], [0, 0], [0, 0], [0, 8], b"12345678")
     many = forge(one, message_count=2, topic_count=2)
@@ -535,7 +535,7 @@ def test_a_dictionary_that_was_read_before_is_not_taken_for_one_of_another_size(
             decode(*placed(datas), SESSIONS)
 
 
-def test_the_forger_can_make_good_batches_too() -> None:
+def test_valid_forged_batches_are_decoded() -> None:
     """The hostile ones are refused for what they say, not for how they are made."""
     for good in (
         offsets(1, 1, 3),
@@ -552,14 +552,14 @@ def test_the_forger_can_make_good_batches_too() -> None:
             check_whole(decoded)
 
 
-def test_unknown_flags_are_named() -> None:
+def test_unknown_flags_raise_unknown_codec_with_flag_value() -> None:
     data = forge(columns([0, 1], [0], [], [0, 1], b"t"), b"v", flags=0x20)
     for datas in ([data], [GOOD, data]):
         with pytest.raises(UnknownCodec, match="unknown to this rt: flags 0x0020"):
             decode(*placed(datas), SESSIONS)
 
 
-def test_a_topic_may_come_twice_in_a_dictionary() -> None:
+def test_topic_repeated_in_dictionary_is_decoded() -> None:
     data = forge(
         columns([0, 1, 2, 3], [0] * 3, [0, 1, 1], [0, 1, 2], b"aa"), b"xyz", message_count=3, topic_count=2
     )
@@ -595,7 +595,7 @@ def is_plain(part: Part) -> bool:
 
 @settings(max_examples=150)
 @given(broken())
-def test_broken_columns_are_refused_or_whole_and_one_and_many_agree(datas: list[bytes]) -> None:
+def test_corrupt_columns_are_rejected_or_decoded_alike_alone_and_together(datas: list[bytes]) -> None:
     def outcome(batches: list[PlacedBatch]) -> list[Heard] | str:
         try:
             decoded = decode(buffer, batches, SESSIONS)
@@ -620,7 +620,7 @@ def every_single_bit(data: bytes, start: int, end: int) -> Iterator[bytes]:
         yield bytes(flipped)
 
 
-def test_any_flipped_bit_of_the_columns_is_refused_or_decodes_whole() -> None:
+def test_columns_with_any_flipped_bit_are_rejected_or_decode_to_valid_batch() -> None:
     """With checksums that hold: as if the publisher's memory had failed before it wrote."""
     data = batch([Said("a", b"xy"), Said("bc", b""), Said("a", b"z")])
     (columns_bytes,) = struct.unpack_from("<I", data, 56)

@@ -1,4 +1,4 @@
-"""Comparing copies: where the first difference lies, and what is none: being behind, trimming, writing."""
+"""Comparing copies of a log: where the first difference is, and that lag and trimming are not one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def where(comparison: Comparison) -> list[tuple[str, str, str | None, int, int |
     ]
 
 
-def test_a_copy_has_no_difference(tmp_path: Path) -> None:
+def test_identical_copy_has_no_difference(tmp_path: Path) -> None:
     source = publish(tmp_path, 4)
     found = compare([source, copy(source, "copy")])
     assert found.differences == ()
@@ -84,12 +84,12 @@ def test_a_copy_has_no_difference(tmp_path: Path) -> None:
     assert [(log.start, log.end) for log in found.logs] == [(0, 12), (0, 12)]
 
 
-def test_one_log_is_no_comparison(tmp_path: Path) -> None:
+def test_comparing_single_log_raises_value_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two log directories"):
         compare([publish(tmp_path, 1)])
 
 
-def test_a_log_that_lags_is_no_difference(tmp_path: Path) -> None:
+def test_lagging_log_has_no_difference(tmp_path: Path) -> None:
     source = publish(tmp_path, 4)
     behind = copy(source, "behind")
     cut(behind, keep=3)
@@ -101,7 +101,7 @@ def test_a_log_that_lags_is_no_difference(tmp_path: Path) -> None:
         assert {log.end for log in found.logs} == {12, 6}
 
 
-def test_a_torn_tail_is_no_difference(tmp_path: Path) -> None:
+def test_torn_tail_has_no_difference(tmp_path: Path) -> None:
     source = publish(tmp_path, 2)
     torn = copy(source, "torn")
     cut(torn, keep=2)
@@ -111,9 +111,7 @@ def test_a_torn_tail_is_no_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 63, 64, 100, 5000])
-def test_other_bytes_are_found_at_their_offset_with_the_position_of_their_batch(
-    tmp_path: Path, offset: int
-) -> None:
+def test_corrupt_byte_is_reported_with_its_offset_and_batch_position(tmp_path: Path, offset: int) -> None:
     source = publish(tmp_path, 4)
     other = copy(source, "other")
     flip(other / "log.0.1", offset)
@@ -122,7 +120,7 @@ def test_other_bytes_are_found_at_their_offset_with_the_position_of_their_batch(
     assert where(compare([other, source])) == [("feed", "other", "log.0.1", offset, 3)]
 
 
-def test_the_odd_one_of_three_is_compared_to_its_end_and_the_others_beyond(tmp_path: Path) -> None:
+def test_corrupt_log_of_three_is_reported_and_others_are_compared_to_their_end(tmp_path: Path) -> None:
     source = publish(tmp_path, 4)
     odd, even = copy(source, "odd"), copy(source, "even")
     flip(odd / "log.0.1", 70)
@@ -131,28 +129,28 @@ def test_the_odd_one_of_three_is_compared_to_its_end_and_the_others_beyond(tmp_p
     assert found.compared_bytes == sum(path.stat().st_size for path in source.glob("log.*"))
 
 
-def test_bytes_below_the_durable_end_differ_even_where_they_do_not_verify(tmp_path: Path) -> None:
+def test_corrupt_bytes_below_durable_end_of_active_segment_are_reported(tmp_path: Path) -> None:
     source = publish(tmp_path, 1)
     other = copy(source, "other")
     flip(other / "log.0.0", 70)
     assert where(compare([source, other])) == [("other", "feed", "log.0.0", 70, 0)]
 
 
-def test_a_difference_in_the_second_piece_of_a_large_segment_is_found(tmp_path: Path) -> None:
+def test_difference_in_second_piece_of_large_segment_is_reported(tmp_path: Path) -> None:
     source = publish(tmp_path, 2, size=600_000)
     other = copy(source, "other")
     flip(other / "log.0.1", PIECE_BYTES + 17)
     assert where(compare([source, other])) == [("other", "feed", "log.0.1", PIECE_BYTES + 17, 3)]
 
 
-def test_logs_of_two_incarnations_are_no_copies(tmp_path: Path) -> None:
+def test_logs_of_two_incarnations_are_reported_as_two_logs(tmp_path: Path) -> None:
     source, other = publish(tmp_path / "a", 1), publish(tmp_path / "b", 1)
     (difference,) = compare([source, other]).differences
     assert difference.segment is None
     assert "two logs" in difference.what
 
 
-def test_a_sealed_segment_that_is_longer_elsewhere_differs_at_its_end(tmp_path: Path) -> None:
+def test_sealed_segment_longer_in_another_copy_differs_at_its_end(tmp_path: Path) -> None:
     source = publish(tmp_path, 2)
     other = copy(source, "other")
     publish(tmp_path, 1, start=2)
@@ -172,7 +170,7 @@ def continued(directory: Path) -> bytes:
     return batch([Said("", b"more")], first=6, seed=seed)
 
 
-def test_a_segment_missing_between_others_differs(tmp_path: Path) -> None:
+def test_segment_missing_between_others_differs_at_offset_0(tmp_path: Path) -> None:
     source = publish(tmp_path, 4)
     for is_listed in (True, False):
         other = copy(source, f"other{is_listed}")
@@ -183,7 +181,7 @@ def test_a_segment_missing_between_others_differs(tmp_path: Path) -> None:
         assert where(found)[0][:4] == (f"other{is_listed}", "feed", "log.0.1", 0)
 
 
-def test_a_sealed_segment_that_is_cut_off_differs(tmp_path: Path) -> None:
+def test_truncated_sealed_segment_differs_at_its_end(tmp_path: Path) -> None:
     source = publish(tmp_path, 4)
     other = copy(source, "other")
     path = other / "log.0.1"
@@ -192,7 +190,7 @@ def test_a_sealed_segment_that_is_cut_off_differs(tmp_path: Path) -> None:
         assert where(compare(paths)) == [("other", "feed", "log.0.1", 3000, 3)]
 
 
-def test_what_one_has_trimmed_is_no_difference(tmp_path: Path) -> None:
+def test_trimmed_segments_have_no_difference(tmp_path: Path) -> None:
     source = publish(tmp_path, 5)
     trimmed = copy(source, "trimmed")
     trim(trimmed, SegmentId(0, 3))
@@ -203,7 +201,7 @@ def test_what_one_has_trimmed_is_no_difference(tmp_path: Path) -> None:
         assert sorted((log.start, len(log.kept)) for log in found.logs) == [(0, 5), (9, 2)]
 
 
-def test_a_trimmed_segment_of_another_length_differs(tmp_path: Path) -> None:
+def test_trimmed_segment_of_another_length_differs(tmp_path: Path) -> None:
     source = publish(tmp_path, 3)
     other = copy(source, "other")
     trim(other, SegmentId(0, 1))
@@ -215,7 +213,7 @@ def test_a_trimmed_segment_of_another_length_differs(tmp_path: Path) -> None:
     assert difference.segment == SegmentId(0, 0)
 
 
-def test_what_a_copy_had_before_a_gap_and_has_trimmed_is_no_difference(tmp_path: Path) -> None:
+def test_trimmed_segment_of_copy_with_shorter_end_before_gap_has_no_difference(tmp_path: Path) -> None:
     source = publish(tmp_path, 4)
     other = copy(source, "other")
     trim(source, SegmentId(0, 2))
@@ -245,22 +243,20 @@ def sessions(tmp_path: Path) -> list[Path]:
     return [publish(tmp_path, 4, session=name) for name in ("a", "b")]
 
 
-def test_merged_logs_of_the_same_instructions_are_byte_identical(
-    tmp_path: Path, sessions: list[Path]
-) -> None:
+def test_merged_logs_of_same_instructions_are_byte_identical(tmp_path: Path, sessions: list[Path]) -> None:
     found = compare([merged(tmp_path / name, sessions, 4) for name in ("n1", "n2", "n3")])
     assert found.differences == ()
     assert found.compared_bytes > 4 * 2 * 6000
     assert (tmp_path / "n1" / "log.0.1").read_bytes() == (tmp_path / "n2" / "log.0.1").read_bytes()
 
 
-def test_a_node_that_lags_has_a_prefix(tmp_path: Path, sessions: list[Path]) -> None:
+def test_merged_log_of_lagging_node_has_no_difference(tmp_path: Path, sessions: list[Path]) -> None:
     found = compare([merged(tmp_path / name, sessions, rounds) for name, rounds in (("n1", 4), ("n2", 3))])
     assert found.differences == ()
     assert [log.end for log in found.logs] == [24, 18]
 
 
-def test_merged_logs_of_another_order_differ_at_the_first_block_of_it(
+def test_merged_logs_in_different_order_differ_at_first_reordered_block(
     tmp_path: Path, sessions: list[Path]
 ) -> None:
     first = merged(tmp_path / "n1", sessions, 4)
@@ -273,7 +269,7 @@ def test_merged_logs_of_another_order_differ_at_the_first_block_of_it(
 
 
 @pytest.mark.slow
-def test_a_log_and_its_copy_that_are_being_written_have_no_difference(
+def test_logs_have_no_difference_while_written_rolled_and_trimmed(
     tmp_path: Path, sessions: list[Path]
 ) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="c", batch_bytes=20_000) as publisher:

@@ -1,4 +1,4 @@
-"""Reading logs that are not whole: each fault is reported, and hides nothing that is good."""
+"""Reading corrupt or incomplete logs: each fault is reported, and hides no valid message."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def spoil(path: Path, *, is_emptied: bool) -> None:
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("is_emptied", [False, True])
 @pytest.mark.parametrize(("segment", "whole"), [("log.0.0", 0), ("log.0.1", 8), ("log.0.2", 16)])
-def test_a_sealed_segment_that_is_gone_is_damage_and_never_the_end(
+def test_missing_or_empty_sealed_segment_raises_corrupt_after_messages_before_it(
     tmp_path: Path, segment: str, whole: int, is_emptied: bool, follow: bool
 ) -> None:
     with on_files(tmp_path, linger_ms=60_000, **SMALL) as publisher:
@@ -63,7 +63,7 @@ def test_a_sealed_segment_that_is_gone_is_damage_and_never_the_end(
     assert got == list(range(whole))
 
 
-def test_a_sealed_segment_that_is_emptied_while_it_is_read_is_damage(tmp_path: Path) -> None:
+def test_sealed_segment_emptied_while_read_raises_corrupt(tmp_path: Path) -> None:
     with on_files(tmp_path, linger_ms=60_000, roll_bytes=4 * 2**20) as publisher:
         for _ in range(60):
             publisher.publish(bytes(100_000))
@@ -74,7 +74,7 @@ def test_a_sealed_segment_that_is_emptied_while_it_is_read_is_damage(tmp_path: P
             list(reader)
 
 
-def test_poll_hands_out_what_it_has_before_it_raises_damage() -> None:
+def test_poll_returns_messages_before_corrupt_segment_then_raises_corrupt() -> None:
     disk = MemoryDisk()
     with on_memory(disk, **SMALL) as publisher:
         publisher.publish_many(values(40))
@@ -86,7 +86,7 @@ def test_poll_hands_out_what_it_has_before_it_raises_damage() -> None:
             reader.poll(1000)
 
 
-def test_poll_hands_out_what_it_has_before_it_raises_a_gap() -> None:
+def test_poll_returns_messages_before_undecodable_batch_then_raises_gap() -> None:
     disk = with_one_undecodable_batch()
     with rt.LogReader(DIRECTORY, disk=disk) as reader:
         assert [m.number for m in reader.poll(1000)] == [0, 1, 2]
@@ -120,7 +120,7 @@ def with_one_undecodable_batch() -> MemoryDisk:
 ALL_BUT_THREE = [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
-def test_one_undecodable_batch_is_told_and_hides_no_other() -> None:
+def test_undecodable_batch_is_reported_once_and_all_others_are_read() -> None:
     told: list[object] = []
     assert numbers(with_one_undecodable_batch(), on_event=told.append) == ALL_BUT_THREE
     assert [(e.start, e.end) for e in told if isinstance(e, BadMessage)] == [(3, 4)]
@@ -132,7 +132,7 @@ def fail(event: object) -> None:
 
 
 @pytest.mark.parametrize(("handler", "error"), [(None, rt.Gap), (fail, LookupError)])
-def test_reading_on_after_an_undecodable_batch_gives_all_the_others(
+def test_iteration_continues_after_undecodable_batch_raised_error(
     handler: Callable[[object], None] | None, error: type[Exception]
 ) -> None:
     got: list[int] = []
@@ -144,7 +144,7 @@ def test_reading_on_after_an_undecodable_batch_gives_all_the_others(
         assert (got, reader.position) == (ALL_BUT_THREE, 10)
 
 
-def test_a_seek_inside_an_iteration_goes_on_at_the_new_place() -> None:
+def test_iteration_continues_at_new_position_after_seek() -> None:
     disk = MemoryDisk()
     with on_memory(disk) as publisher:
         publisher.publish_many([b"x"] * 10)
@@ -159,7 +159,7 @@ def test_a_seek_inside_an_iteration_goes_on_at_the_new_place() -> None:
         assert [m.number for m in messages] == list(range(1, 10))
 
 
-def test_a_close_inside_an_iteration_ends_it() -> None:
+def test_iteration_ends_after_close() -> None:
     disk = MemoryDisk()
     with on_memory(disk) as publisher:
         publisher.publish_many([b"x"] * 10)
@@ -171,7 +171,7 @@ def test_a_close_inside_an_iteration_ends_it() -> None:
     assert got == [0]
 
 
-def test_what_is_trimmed_under_the_reader_of_a_dedup_session_is_told() -> None:
+def test_dedup_session_reader_reports_each_range_trimmed_while_reading() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, dedup_id="twins", **SMALL)
     publisher.publish_many(values(40))
@@ -200,7 +200,7 @@ def test_what_is_trimmed_under_the_reader_of_a_dedup_session_is_told() -> None:
     ],
     ids=["iterate", "poll", "seek-latest", "seek", "position_at"],
 )
-def test_a_disk_that_fails_under_a_reader_is_told_as_a_storage_error(
+def test_disk_error_while_reading_raises_storage_error(
     operation: Operation, use: Callable[[rt.LogReader], object]
 ) -> None:
     disk = MemoryDisk()

@@ -1,4 +1,4 @@
-"""A power cut at every change that publishing, rolling, trimming and recovering make to the disk.
+"""After a power cut at any disk change of a publisher, all flushed messages are there, once and in order.
 
 What `flush` returned for must be there afterwards, whole, once and in order; whatever else is there must be
 what was published next. Recovery is cut as well.
@@ -134,26 +134,24 @@ def roll_and_trim(disk: MemoryDisk, log: Log) -> None:
         (publish_unflushed_then_flush, check_one_topic, [0, 1, 2]),
     ],
 )
-def test_a_power_cut_at_any_change_loses_nothing_that_was_flushed(
-    run: Step, checked: Step, seeds: list[int]
-) -> None:
+def test_power_cut_at_any_change_loses_no_flushed_message(run: Step, checked: Step, seeds: list[int]) -> None:
     assert sweep(run, checked, seeds=seeds) > 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [publish_and_flush, publish_and_roll, publish_in_three_lives, roll_and_trim])
-def test_a_second_power_cut_during_recovery_loses_nothing_either(run: Step) -> None:
+def test_second_power_cut_during_recovery_loses_no_flushed_message(run: Step) -> None:
     assert sweep(run, check, seeds=range(2), recover=recover, recover_cuts=1) > 100
 
 
-def test_the_sweep_finds_a_writer_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_detects_writer_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rt.log.write.writer.LogWriter.sync_to", lambda self, point: None)
     with pytest.raises(AssertionError, match="power cut"):
         sweep(publish_and_flush, check)
 
 
 @pytest.mark.slow
-def test_the_sweep_finds_a_recovery_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_detects_recovery_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "rt.log.write.directory_recovery.DirectoryRecovery._cut_and_sync",
         lambda self, path, tail, durable_end: None,
@@ -163,7 +161,7 @@ def test_the_sweep_finds_a_recovery_that_does_not_sync(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_the_sweep_finds_a_trim_that_empties_files_before_the_table_says_so(
+def test_sweep_detects_trim_emptying_files_before_writing_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trim = LogWriter.trim

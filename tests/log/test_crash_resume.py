@@ -1,4 +1,4 @@
-"""A power cut at every change that a receiver or a merger makes: what was durable stays, and goes on.
+"""After a power cut at any disk change of a receiver or merger, durable data stays and the log resumes.
 
 The log is opened again with `resume`, goes on where it is, and becomes the very bytes of one that nothing
 interrupted.
@@ -258,13 +258,13 @@ def merge_once_more(disk: MemoryDisk, log: Log) -> None:
 # Sweeps
 
 
-def test_a_power_cut_at_any_change_of_a_copy_loses_nothing_durable_and_it_continues() -> None:
+def test_power_cut_at_any_change_of_copy_loses_no_durable_data_and_copy_resumes() -> None:
     """Those that receive in turns and trim are cut below, together with their recovery."""
     assert sweep(receive, check_copy, seeds=range(1)) > 100
 
 
 @pytest.mark.parametrize("in_kernel", [False, True])
-def test_a_power_cut_at_any_change_of_a_merger_loses_nothing_durable_and_it_continues(
+def test_power_cut_at_any_change_of_merger_loses_no_durable_data_and_merger_resumes(
     in_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_kernel:
@@ -274,12 +274,12 @@ def test_a_power_cut_at_any_change_of_a_merger_loses_nothing_durable_and_it_cont
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [receive_in_turns, receive_and_trim])
-def test_a_second_power_cut_while_a_copy_is_resumed_loses_nothing_either(run: Step) -> None:
+def test_second_power_cut_while_copy_resumes_loses_no_durable_data(run: Step) -> None:
     assert sweep(run, check_copy, seeds=range(2), recover=receive_once_more, recover_cuts=1) > 100
 
 
 @pytest.mark.slow
-def test_a_second_power_cut_while_a_merger_resumes_loses_nothing_either() -> None:
+def test_second_power_cut_while_merger_resumes_loses_no_durable_data() -> None:
     checked = sweep(
         merge_in_turns,
         check_merged,
@@ -291,7 +291,7 @@ def test_a_second_power_cut_while_a_merger_resumes_loses_nothing_either() -> Non
     assert checked > 100
 
 
-def test_the_sweep_finds_a_writer_that_resumes_without_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_detects_writer_resuming_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rt.log.write.writer.LogWriter.sync_to", lambda self, point: None)
     with pytest.raises(AssertionError, match="power cut"):
         sweep(receive, check_copy, seeds=range(2))

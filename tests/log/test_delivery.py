@@ -1,4 +1,4 @@
-"""Messages leave a reader one by one without work for each, or in columns without a copy of their values."""
+"""Delivery from a reader: each message once across interruptions, and columns without copied values."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ def read_subscribed(path: Path, disk: KeptReads) -> Iterator[MessageBatch]:
 
 @pytest.mark.parametrize("read", [read_log, read_subscribed])
 @pytest.mark.parametrize("log", ["session", "merged"])
-def test_arrow_values_offsets_and_timestamps_are_the_bytes_that_were_read(
+def test_arrow_values_offsets_and_timestamps_share_bytes_read_from_disk(
     log: str, read: Callable[[Path, KeptReads], Iterator[MessageBatch]], request: pytest.FixtureRequest
 ) -> None:
     disk, count = KeptReads(), 0
@@ -97,7 +97,7 @@ def test_arrow_values_offsets_and_timestamps_are_the_bytes_that_were_read(
     assert count == (MANY if log == "session" else 15_000)
 
 
-def test_a_slice_shares_the_bytes_that_were_read(session: Path) -> None:
+def test_arrow_slice_shares_bytes_read_from_disk(session: Path) -> None:
     disk = KeptReads()
     batch = next(read_log(session, disk)).slice(100, 200)
     _, offsets, values = batch.to_arrow()["value"].buffers()
@@ -117,7 +117,7 @@ def whole(session: Path) -> MessageBatch:
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 8), st.sampled_from(["hold", "take", "keep"])), max_size=6))
-def test_each_message_leaves_once_however_an_iteration_is_interrupted(
+def test_each_message_is_delivered_once_across_interruptions_of_iteration(
     whole: MessageBatch, steps: list[tuple[int, str]]
 ) -> None:
     delivery = RowDelivery()
@@ -143,7 +143,7 @@ def test_each_message_leaves_once_however_an_iteration_is_interrupted(
     assert delivery.rest is None
 
 
-def test_pauses_from_another_thread_deliver_at_most_the_message_under_way(session: Path) -> None:
+def test_pause_from_another_thread_allows_at_most_one_more_message(session: Path) -> None:
     subscriber = rt.Subscriber(session, "stream")
     got: list[int] = []
     finished = threading.Event()

@@ -1,4 +1,4 @@
-"""No file descriptor left is overload: the call is refused, and works again once there is one."""
+"""Running out of file descriptors is a retriable overload, and a path error is not called a failed disk."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Descriptors:
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
-def test_missing_descriptors_are_overload_and_not_a_failed_disk(code: int) -> None:
+def test_exhausted_descriptors_map_to_retriable_too_many_files(code: int) -> None:
     found = storage_error(OSError(code, os.strerror(code)), "/a", "opening")
     assert isinstance(found, TooManyFiles)
     assert not isinstance(found, StorageFailed)
@@ -83,7 +83,7 @@ def test_missing_descriptors_are_overload_and_not_a_failed_disk(code: int) -> No
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
-def test_a_missing_permission_is_not_called_a_failed_disk(code: int) -> None:
+def test_missing_permission_is_not_reported_as_failed_disk(code: int) -> None:
     found = storage_error(OSError(code, os.strerror(code)), "/a", "listing a directory")
     assert isinstance(found, StorageFailed)
     assert "no permission while listing a directory (at /a)" in str(found)
@@ -91,14 +91,14 @@ def test_a_missing_permission_is_not_called_a_failed_disk(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR])
-def test_a_path_that_cannot_be_used_is_not_called_a_failed_disk(code: int) -> None:
+def test_unusable_path_is_not_reported_as_failed_disk(code: int) -> None:
     found = storage_error(OSError(code, os.strerror(code)), "/a", "opening a log directory")
     assert isinstance(found, StorageFailed)
     assert str(found).startswith("this path cannot be used, while opening a log directory (at /a)")
     assert "Repair the disk" not in str(found)
 
 
-def test_a_failed_disk_says_what_to_open_again_and_a_full_one_that_the_call_works_again() -> None:
+def test_failed_disk_error_hints_to_reopen_and_full_disk_error_to_retry() -> None:
     failed = storage_error(OSError(errno.EIO, os.strerror(errno.EIO)), "/a", "writing")
     assert "Repair the disk. Open the publisher or reader again, or restart the node." in str(failed)
     full = storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "/a", "writing")
@@ -114,7 +114,7 @@ def grow(writer: LogWriter) -> None:
     writer.trim(SegmentId(0, max(0, roll - 1)), TrimReason.MERGED)
 
 
-def test_whichever_descriptor_is_refused_the_writer_continues_where_it_was() -> None:
+def test_writer_continues_with_same_segments_after_any_refused_descriptor() -> None:
     whole = MemoryDisk()
     writer = LogWriter.open("/s", IDENTITY, disk=(counting := Descriptors(whole)))
     writer.start(SegmentId(0, 0), first=0, created_ns=1)
@@ -151,7 +151,7 @@ def grow_again(writer: LogWriter) -> None:
     writer.trim(SegmentId(0, 2), TrimReason.MERGED)
 
 
-def test_a_segment_that_could_not_be_started_has_no_file_and_another_may_follow() -> None:
+def test_segment_start_refused_for_descriptors_leaves_no_file_and_next_start_succeeds() -> None:
     step = 0
     while True:
         step += 1
@@ -174,7 +174,7 @@ def test_a_segment_that_could_not_be_started_has_no_file_and_another_may_follow(
     assert step > 3
 
 
-def test_an_opening_that_is_refused_succeeds_later() -> None:
+def test_log_open_refused_for_descriptors_succeeds_on_retry() -> None:
     plain = Descriptors(MemoryDisk())
     LogWriter.open("/s", IDENTITY, disk=plain).close()
     for step in range(1, plain.taken + 1):
@@ -218,7 +218,7 @@ for free in range(12):
 """
 
 
-def test_a_process_without_descriptors_is_refused_and_continues(tmp_path: Path) -> None:
+def test_process_at_descriptor_limit_is_refused_and_then_continues(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 64
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "s")], capture_output=True, text=True, check=True

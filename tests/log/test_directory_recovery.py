@@ -1,4 +1,4 @@
-"""Opening a log directory again: after crashes, with foreign segments, with an old table."""
+"""Opening a log directory again: after crashes, with segments of another log, with an old table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def no_publisher_outlives_its_test() -> Iterator[None]:
         pull_the_plug(publisher)
 
 
-def test_a_dedup_publisher_killed_before_the_first_sync_of_lower_numbers_opens_again() -> None:
+def test_dedup_publisher_reopens_after_crash_before_first_sync_of_lower_number() -> None:
     disk = MemoryDisk()
     with on_memory(disk, dedup_id="twins") as publisher:
         publisher.publish(b"x", number=0)
@@ -36,7 +36,7 @@ def test_a_dedup_publisher_killed_before_the_first_sync_of_lower_numbers_opens_a
             assert again.next_number == 500
 
 
-def test_opening_leaves_an_acknowledgement_under_way_alone() -> None:
+def test_reopening_keeps_temporary_acknowledgement_file_and_removes_leftover_segment() -> None:
     disk = MemoryDisk()
     on_memory(disk).close()
     disk.write(f"{DIRECTORY}/.acknowledged.x.new", b"half of it")
@@ -78,7 +78,7 @@ def recover_trimmed(disk: MemoryDisk, log: Log) -> None:
 
 
 @pytest.mark.parametrize("recover", [None, pytest.param(recover_trimmed, marks=pytest.mark.slow)])
-def test_a_power_cut_in_a_trim_that_forgets_leaves_no_hole(
+def test_power_cut_in_trim_with_dropped_table_entries_leaves_no_gap(
     recover: Callable[[MemoryDisk, Log], None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SegmentTable.forgotten.__kwdefaults__, "most", 2)
@@ -86,7 +86,7 @@ def test_a_power_cut_in_a_trim_that_forgets_leaves_no_hole(
     assert sweep(trimming, check_trimmed, seeds=seeds, recover=recover, recover_cuts=3) > 100
 
 
-def test_a_segment_of_another_incarnation_is_damage_for_reader_and_writer() -> None:
+def test_segment_of_another_incarnation_raises_corrupt_for_reader_and_writer() -> None:
     disk, other = MemoryDisk(), MemoryDisk()
     with on_memory(disk) as publisher:
         publisher.publish_many([b"ours"] * 40)
@@ -100,7 +100,7 @@ def test_a_segment_of_another_incarnation_is_damage_for_reader_and_writer() -> N
         on_memory(disk)
 
 
-def test_a_segment_that_the_table_does_not_know_between_two_that_it_knows_is_damage() -> None:
+def test_segment_missing_in_middle_of_table_raises_corrupt_for_writer_and_error_for_reader() -> None:
     disk = MemoryDisk()
     with on_memory(disk, **SMALL) as publisher:
         publisher.publish_many(values(20))
@@ -115,7 +115,7 @@ def test_a_segment_that_the_table_does_not_know_between_two_that_it_knows_is_dam
         read(disk=disk)
 
 
-def test_segments_of_two_moments_whose_numbers_overlap_are_damage() -> None:
+def test_segments_with_overlapping_numbers_raise_corrupt() -> None:
     old = MemoryDisk()
     with on_memory(old) as publisher:
         publisher.publish_many([b"a"] * 5)
@@ -133,7 +133,7 @@ def test_segments_of_two_moments_whose_numbers_overlap_are_damage() -> None:
         on_memory(disk)
 
 
-def test_an_old_table_with_a_trimmed_log_of_today_is_damage_or_a_told_gap() -> None:
+def test_old_table_with_newly_trimmed_log_raises_corrupt() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, **SMALL)
     publisher.publish_many(values(20))

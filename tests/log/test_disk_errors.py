@@ -1,4 +1,4 @@
-"""What the system says about a path becomes an error that names what stands in the way."""
+"""Path and file system errors become storage errors that name the path at fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def attempt(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("below", ["", "merged", "trades/sessions/feed1"])
-def test_what_stands_in_place_of_a_directory_is_named(
+def test_file_or_broken_link_in_place_of_directory_is_named_in_error(
     tmp_path: Path, kind: str, words: str, below: str
 ) -> None:
     there, target = tmp_path / "data", tmp_path / "unmounted"
@@ -43,13 +43,13 @@ def test_what_stands_in_place_of_a_directory_is_named(
     assert words.format(there=there, target=target) in str(caught.value)
 
 
-def test_a_publisher_whose_directory_is_below_a_file_names_the_file(tmp_path: Path) -> None:
+def test_publisher_with_directory_below_file_names_file_in_error(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("data")
     with pytest.raises(StorageFailed, match=f"{tmp_path}/data is not a directory"):
         Publisher(tmp_path / "data", "trades", publisher_id="feed1")
 
 
-def test_where_nothing_is_no_log_was_found(tmp_path: Path) -> None:
+def test_missing_path_raises_log_not_found_without_hint(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     for path in (tmp_path / "none", tmp_path / "none" / "merged", tmp_path / "link" / "none", Path("none")):
         with pytest.raises(LogNotFound) as caught:
@@ -57,7 +57,7 @@ def test_where_nothing_is_no_log_was_found(tmp_path: Path) -> None:
         assert caught.value.hint is None
 
 
-def test_a_file_of_a_directory_that_cannot_be_opened_is_named_and_not_the_directory(tmp_path: Path) -> None:
+def test_storage_error_names_unopenable_file_instead_of_its_directory(tmp_path: Path) -> None:
     (tmp_path / "log.1").mkdir()
     with pytest.raises(StorageFailed) as caught, storage_errors(str(tmp_path), "opening a log"):
         REAL.open(str(tmp_path / "log.1"))
@@ -68,7 +68,7 @@ def test_a_file_of_a_directory_that_cannot_be_opened_is_named_and_not_the_direct
     assert storage_error(refused, str(tmp_path / "log"), "opening a log").where == str(tmp_path / "log")
 
 
-def test_a_read_only_file_system_is_to_be_mounted_for_writing() -> None:
+def test_read_only_file_system_error_hints_to_mount_for_writing() -> None:
     error = storage_error(OSError(errno.EROFS, "Read-only file system"), "/data", "syncing a batch")
     assert isinstance(error, StorageFailed)
     assert str(error).startswith("the file system is read-only, while syncing a batch (at /data): got EROFS")

@@ -1,4 +1,4 @@
-"""The durable end: two records in turn, of which the newer one that verifies counts."""
+"""The file of the durable end: two records written in turn, of which the newest valid one is used."""
 
 import struct
 
@@ -39,32 +39,32 @@ def file_of(*records: DurableEnd) -> bytes:
 
 
 @given(records)
-def test_a_record_is_read_as_it_was_written(record: DurableEnd) -> None:
+def test_record_decodes_to_encoded_value(record: DurableEnd) -> None:
     assert len(encode_durable_end(record)) == RECORD_BYTES == 64
     assert newest_durable_end(encode_durable_end(record)) == record
     assert newest_durable_end(file_of(record)) == record
 
 
-def test_records_are_written_in_turn() -> None:
+def test_records_alternate_between_two_offsets() -> None:
     assert [record_place(sequence) for sequence in range(4)] == [0, 64, 0, 64]
 
 
 @pytest.mark.parametrize("count", range(1, 6))
-def test_the_newest_record_counts(count: int) -> None:
+def test_newest_record_is_used(count: int) -> None:
     assert newest_durable_end(file_of(*map(at, range(1, count + 1)))) == at(count)
 
 
-def test_the_newest_record_counts_across_the_places_of_the_file() -> None:
+def test_newest_record_is_used_at_either_offset() -> None:
     assert newest_durable_end(file_of(at(2), at(9))) == at(9)
     assert newest_durable_end(file_of(at(9), at(2))) == at(9)
 
 
 @pytest.mark.parametrize("data", [b"", bytes(63), bytes(64), bytes(128), b"\xff" * 128])
-def test_a_file_that_was_never_written_knows_nothing(data: bytes) -> None:
+def test_file_without_written_record_returns_none(data: bytes) -> None:
     assert newest_durable_end(data) is None
 
 
-def test_a_record_torn_anywhere_leaves_the_one_before() -> None:
+def test_record_torn_at_any_byte_leaves_previous_record() -> None:
     before, after = file_of(at(4), at(5)), file_of(at(4), at(5), at(6))
     assert record_place(6) == 0
     for written in range(RECORD_BYTES):
@@ -72,7 +72,7 @@ def test_a_record_torn_anywhere_leaves_the_one_before() -> None:
         assert newest_durable_end(torn) == (at(6) if torn == after else at(5)), written
 
 
-def test_a_first_record_torn_anywhere_knows_nothing() -> None:
+def test_first_record_torn_at_any_byte_returns_none() -> None:
     whole = file_of(at(1))
     for written in range(RECORD_BYTES):
         torn = whole[: RECORD_BYTES + written] + bytes(RECORD_BYTES - written)
@@ -80,7 +80,7 @@ def test_a_first_record_torn_anywhere_knows_nothing() -> None:
         assert newest_durable_end(torn) == expected
 
 
-def test_every_flipped_bit_costs_no_more_than_its_record() -> None:
+def test_flipped_bit_invalidates_only_its_own_record() -> None:
     whole = file_of(at(6), at(7))
     for bit in range(8 * len(whole)):
         flipped = bytearray(whole)
@@ -88,7 +88,7 @@ def test_every_flipped_bit_costs_no_more_than_its_record() -> None:
         assert newest_durable_end(bytes(flipped)) == (at(7) if bit < 8 * RECORD_BYTES else at(6)), bit
 
 
-def test_a_file_cut_anywhere_knows_what_is_whole() -> None:
+def test_file_truncated_at_any_byte_returns_newest_whole_record() -> None:
     whole = file_of(at(6), at(7))
     for size in range(len(whole) + 1):
         expected = None if size < 64 else at(6) if size < 128 else at(7)
@@ -97,7 +97,7 @@ def test_a_file_cut_anywhere_knows_what_is_whole() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 65_535])
 @pytest.mark.parametrize("place", [0, 64])
-def test_another_version_is_refused_by_name_and_not_forgotten(version: int, place: int) -> None:
+def test_record_of_another_version_raises_unknown_version(version: int, place: int) -> None:
     data = bytearray(file_of(at(6), at(7)))
     struct.pack_into("<H", data, place + 8, version)
     data[place : place + 64] = sealed(bytes(data[place : place + 64]))

@@ -1,4 +1,4 @@
-"""What a copy says of the ranges that it never got."""
+"""The skips file of a copy: recorded ranges that it never received, and the reason for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def disk() -> MemoryDisk:
     return disk
 
 
-def test_skips_are_kept_in_order_and_the_newest_of_too_many(
+def test_skips_keep_order_and_only_newest_within_limit(
     disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rt.log.read.gaps.SKIPS_MAX", 20)
@@ -27,7 +27,7 @@ def test_skips_are_kept_in_order_and_the_newest_of_too_many(
     assert read_skips(disk, "/copy") == noted[2:]
 
 
-def test_the_newest_skip_that_touches_a_range_says_why() -> None:
+def test_gap_reason_is_taken_from_newest_overlapping_skip() -> None:
     skips = [
         GapReport(0, 10, TrimReason.TIME),
         GapReport(20, 30, TrimReason.SIZE),
@@ -54,7 +54,7 @@ def test_the_newest_skip_that_touches_a_range_says_why() -> None:
         b"[" * 10_000,
     ],
 )
-def test_what_cannot_be_read_explains_nothing_and_is_written_again(disk: MemoryDisk, content: bytes) -> None:
+def test_unreadable_skips_file_reads_as_empty_and_is_rewritten(disk: MemoryDisk, content: bytes) -> None:
     disk.write("/copy/skips", content)
     assert read_skips(disk, "/copy") == []
     record_skip(disk, "/copy", GapReport(1, 2, TrimReason.SIZE))

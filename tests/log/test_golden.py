@@ -1,4 +1,4 @@
-"""Golden files: what version 1 of each structure is, byte for byte, with a dump that a reader can follow.
+"""Golden files: version 1 of each format structure, byte for byte, and its dump.
 
 `pytest --rewrite` makes them anew. A change of them is a change of the format: without a new version it may
 only happen while nothing was released.
@@ -250,12 +250,12 @@ def numbered(said: Sequence[Said], first: int) -> list[Heard]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_same_values_are_encoded_as_they_were(golden: Callable[..., bytes], name: str) -> None:
+def test_encoded_structure_matches_golden_file(golden: Callable[..., bytes], name: str) -> None:
     content, dump = FILES[name]
     golden(f"{FOLDER}/{name}", content, dump(content))
 
 
-def test_a_golden_batch_with_headers_is_written_and_read_as_it_was(golden: Callable[..., bytes]) -> None:
+def test_golden_batch_with_headers_encodes_and_decodes_unchanged(golden: Callable[..., bytes]) -> None:
     said = [Said("t", b"one"), Said("t", b"two"), Said("t", b"three")]
     sets: list[Headers] = [(("trace", b"0af7"), ("kind", b"\0\xff")), ()]
     headers = encode_headers(sets, np.array([0, 1, 0], np.uint16))
@@ -269,7 +269,7 @@ def test_a_golden_batch_with_headers_is_written_and_read_as_it_was(golden: Calla
     assert found.headers == [sets[0], (), sets[0]]
 
 
-def test_a_compressed_batch_may_differ_but_reads_the_same(golden: Callable[..., bytes]) -> None:
+def test_golden_zstd_batch_decodes_to_published_messages(golden: Callable[..., bytes]) -> None:
     """Each version of zstd may find other bytes for the same content."""
     content = batch(COMPRESSED, first=1000, seed=PLACE, codec=CODEC_ZSTD)
     data = golden(f"{FOLDER}/batch_zstd", content, dump_one_batch(content), exact=False)
@@ -277,7 +277,7 @@ def test_a_compressed_batch_may_differ_but_reads_the_same(golden: Callable[..., 
     assert "columns, a zstd frame" in (GOLDEN / "v1" / "batch_zstd.txt").read_text()
 
 
-def test_every_golden_file_is_known_and_has_its_dump() -> None:
+def test_golden_directory_has_exactly_known_files_and_dumps() -> None:
     names = {*FILES, "batch_zstd", "batch_headers"}
     files = {path.name for path in (GOLDEN / "v1").iterdir()}
     assert files == {f"{name}.{kind}" for name, kind in itertools.product(names, ("bin", "txt"))}
@@ -288,18 +288,18 @@ def test_every_golden_file_is_known_and_has_its_dump() -> None:
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_golden_batch_says_what_was_published(name: str) -> None:
+def test_golden_batch_decodes_to_published_messages(name: str) -> None:
     assert messages_of(session_header(first=1000), read(name)) == numbered(BATCHES[name], 1000)
 
 
-def test_the_golden_session_is_read_as_it_was() -> None:
+def test_golden_session_segment_decodes_to_original_header_and_messages() -> None:
     data = read("segment_session")
     header = decode_segment_header(data, path="log.3.1")
     assert header == SegmentHeader(LogKind.SESSION, SegmentId(3, 1), 1000, CREATED_NS, INCARNATION, LIFE)
     assert messages_of(header, data[64:]) == numbered(RUNS[0] + RUNS[1], 1000)
 
 
-def test_the_golden_merged_log_is_read_as_it_was() -> None:
+def test_golden_merged_segment_decodes_to_original_header_and_messages() -> None:
     data = read("segment_merged")
     header = decode_segment_header(data, path="log.0.7")
     assert header == SegmentHeader(LogKind.MERGED, SegmentId(0, 7), 2**40, CREATED_NS, CLUSTER)
@@ -316,7 +316,7 @@ def test_the_golden_merged_log_is_read_as_it_was() -> None:
     assert (scanner.last_block.instruction, scanner.last_block.sequenced_ns) == (2, CREATED_NS + 2)
 
 
-def test_the_other_golden_files_are_read_as_they_were() -> None:
+def test_other_golden_files_decode_to_original_values() -> None:
     assert decode_segment_header(read("segment_filtered"), path="log.0.7") == merged_header(
         kind=LogKind.FILTERED
     )
@@ -327,7 +327,7 @@ def test_the_other_golden_files_are_read_as_they_were() -> None:
     assert decode_table(read("segments_merged"), path="segments") == MERGED_TABLE
 
 
-def test_one_golden_message_costs_little() -> None:
+def test_golden_batch_of_one_message_has_at_most_128_bytes_overhead() -> None:
     for name in ("batch_one_message", "batch_empty_value", "batch_of_8_bytes"):
         (said,) = BATCHES[name]
         assert len(read(name)) - len(said.value) <= 128
@@ -350,7 +350,7 @@ def test_one_golden_message_costs_little() -> None:
         (rt.log.format.segment_table, 1, 88),
     ],
 )
-def test_a_diagram_says_every_byte(module: ModuleType, which: int, size: int) -> None:
+def test_format_diagram_covers_every_byte_of_structure(module: ModuleType, which: int, size: int) -> None:
     assert sum(field.size for field in diagram(module, which)) == size
 
 
@@ -364,5 +364,5 @@ def test_a_diagram_says_every_byte(module: ModuleType, which: int, size: int) ->
         ("segment_merged", 64, b"RTK1"),
     ],
 )
-def test_a_structure_can_be_told_by_its_first_bytes(name: str, offset: int, words: bytes) -> None:
+def test_structure_has_its_magic_bytes_at_known_offset(name: str, offset: int, words: bytes) -> None:
     assert read(name)[offset : offset + len(words)] == words

@@ -1,4 +1,4 @@
-"""Headers of messages: from `publish` to the reader, their limits, and hostile bytes."""
+"""Message headers: from publish to the reader, their limits, and hostile bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def published(path: Path, **options: object) -> list[rt.Message]:
     st.sampled_from([None, "zstd"]),
     st.booleans(),
 )
-def test_messages_are_read_with_their_headers(
+def test_messages_are_read_with_published_headers(
     tmp_path_factory: pytest.TempPathFactory,
     sent: list[tuple[str, bytes, Headers]],
     compression: object,
@@ -73,7 +73,7 @@ def test_messages_are_read_with_their_headers(
     assert rows == [[{"key": key, "value": value} for key, value in one.headers] for one in got]
 
 
-def test_a_batch_without_headers_has_the_bytes_of_one_that_knows_none() -> None:
+def test_headers_set_batch_flag_and_leave_columns_unchanged() -> None:
     said = [Said("t", b"v")]
     plain = batch(said)
     assert struct.unpack_from("<H", plain, 16) == (CODEC_NONE,)
@@ -83,7 +83,7 @@ def test_a_batch_without_headers_has_the_bytes_of_one_that_knows_none() -> None:
     assert with_headers[64 : 64 + 40] == plain[64 : 64 + 40]
 
 
-def test_repeated_headers_are_stored_once_in_a_batch(tmp_path: Path) -> None:
+def test_repeated_headers_are_stored_once_per_batch(tmp_path: Path) -> None:
     value = b"once-in-a-batch" * 10
     with rt.Publisher(tmp_path, "s", publisher_id="p", linger_ms=60_000) as publisher:
         for number in range(100):
@@ -93,7 +93,7 @@ def test_repeated_headers_are_stored_once_in_a_batch(tmp_path: Path) -> None:
     assert {one.headers for one in published(tmp_path)} == {(("trace-key", value),)}
 
 
-def test_batches_end_before_copies_of_their_headers_would_be_too_large(tmp_path: Path) -> None:
+def test_batches_are_split_before_header_copies_exceed_limit(tmp_path: Path) -> None:
     large = {"k": bytes(HEADERS_BYTES_MAX - 1)}
     count = 2 * COPIES_BYTES_MAX // HEADERS_BYTES_MAX
     with rt.Publisher(tmp_path, "s", publisher_id="p", linger_ms=60_000) as publisher:
@@ -115,7 +115,7 @@ def test_batches_end_before_copies_of_their_headers_would_be_too_large(tmp_path:
         ({1: b"v"}, TypeError, "must be str"),
     ],
 )
-def test_wrong_headers_are_refused_and_take_no_number(
+def test_invalid_headers_are_rejected_and_consume_no_number(
     tmp_path: Path, wrong: dict[str, bytes], error: type[Exception], words: str
 ) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="p") as publisher:
@@ -127,12 +127,12 @@ def test_wrong_headers_are_refused_and_take_no_number(
     assert published(tmp_path) == []
 
 
-def test_headers_of_each_message_must_be_as_many_as_the_messages() -> None:
+def test_headers_of_each_with_wrong_count_raises_invalid_header() -> None:
     with pytest.raises(rt.InvalidHeader, match="got 1 sets, expected 2"):
         headers_of_each([{"k": b"v"}], 2)
 
 
-def test_a_message_with_its_headers_keeps_within_the_limit_of_a_message(tmp_path: Path) -> None:
+def test_message_size_limit_includes_headers(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="p") as publisher:
         with pytest.raises(rt.MessageTooLarge):
             publisher.publish(bytes(256 * 2**20), headers={"k": b"v"})
@@ -140,7 +140,7 @@ def test_a_message_with_its_headers_keeps_within_the_limit_of_a_message(tmp_path
 
 
 @pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_ZSTD])
-def test_a_few_bytes_cannot_stand_for_headers_that_fill_the_memory(codec: int) -> None:
+def test_large_headers_shared_by_many_messages_raise_bad_columns(codec: int) -> None:
     count = 100_000
     plain = draft([Said("t", b"")] * count)
     large = encode_headers([(("k", bytes(HEADERS_BYTES_MAX - 1)),)], None)
@@ -151,7 +151,7 @@ def test_a_few_bytes_cannot_stand_for_headers_that_fill_the_memory(codec: int) -
 
 
 @pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_ZSTD])
-def test_sets_that_no_message_has_cannot_repeat_a_long_key_until_the_memory_is_full(codec: int) -> None:
+def test_many_unused_header_sets_with_long_keys_raise_bad_columns(codec: int) -> None:
     unused: list[Headers] = [(("k" * 60_000, b""),)] * 1000
     section = encode_headers([(), *unused], np.zeros(1, np.uint16))
     own = draft([Said("t", b"")])._replace(headers=section)
@@ -160,7 +160,7 @@ def test_sets_that_no_message_has_cannot_repeat_a_long_key_until_the_memory_is_f
         check_columns(BatchHeader._make(HEADER.unpack_from(data)), memoryview(data))
 
 
-def test_a_full_batch_of_sets_keeps_room_for_that_of_messages_without_headers() -> None:
+def test_batch_full_of_header_sets_has_room_for_message_without_headers() -> None:
     pending = PendingBatch(0)
     topic = pending.add_topic("t")
     for number in range(SETS_MAX + 1):
@@ -176,7 +176,7 @@ def test_a_full_batch_of_sets_keeps_room_for_that_of_messages_without_headers() 
     check_columns(header, memoryview(data))
 
 
-def test_headers_after_large_compressed_values_are_checked() -> None:
+def test_headers_after_large_compressed_values_are_validated() -> None:
     noise = np.random.default_rng(1).bytes(2**20) + bytes(2 * 2**20)
     for key, is_good in (("k", True), ("", False)):
         own = draft([Said("t", noise)])._replace(headers=encode_headers([((key, b"v"),)], None))
@@ -190,7 +190,7 @@ def test_headers_after_large_compressed_values_are_checked() -> None:
             check_columns(header, memoryview(data))
 
 
-def test_an_index_outside_the_sets_is_refused() -> None:
+def test_header_index_out_of_range_raises_bad_columns() -> None:
     section = bytearray(encode_headers([(), (("k", b"v"),)], np.array([0, 1], np.uint16)))
     at = section.index(b"\0\0\1\0k")
     section[at + 2] = 2

@@ -1,4 +1,4 @@
-"""The sparse index: what verifies is given, what does not is passed over, and nothing is ever raised."""
+"""The sparse index: valid entries are returned, invalid ones are skipped, and no error is raised."""
 
 import struct
 
@@ -42,22 +42,22 @@ def forged(first: int, offset: int, kind: int = 1) -> bytes:
 
 
 @given(rising, st.data())
-def test_entries_are_read_as_they_were_written(offsets: list[int], data: st.DataObject) -> None:
+def test_entries_decode_to_encoded_values(offsets: list[int], data: st.DataObject) -> None:
     kinds, firsts = st.sampled_from(EntryKind), st.integers(0, NUMBER_MAX - 1)
     entries = [IndexEntry(data.draw(firsts), at, data.draw(i64), data.draw(kinds)) for at in offsets]
     assert read(b"".join(encode_entry(entry, SEED) for entry in entries)) == entries
 
 
-def test_an_entry_is_32_bytes() -> None:
+def test_entry_is_32_bytes() -> None:
     assert len(DATA) == len(ENTRIES) * ENTRY_BYTES == len(ENTRIES) * 32
 
 
-def test_an_index_is_named_after_its_segment_and_is_none() -> None:
+def test_index_file_is_named_after_segment_and_is_not_parsed_as_segment() -> None:
     assert index_file_name(SegmentId(3, 10)) == "index.3.10"
     assert parse_segment_name("index.3.10") is None
 
 
-def test_every_flipped_bit_costs_one_entry() -> None:
+def test_flipped_bit_loses_only_its_own_entry() -> None:
     for bit in range(8 * len(DATA)):
         flipped = bytearray(DATA)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -65,13 +65,13 @@ def test_every_flipped_bit_costs_one_entry() -> None:
         assert read(bytes(flipped)) == ENTRIES[:lost] + ENTRIES[lost + 1 :], bit
 
 
-def test_an_index_cut_anywhere_keeps_its_whole_entries() -> None:
+def test_index_truncated_at_any_byte_keeps_whole_entries() -> None:
     for size in range(len(DATA) + 1):
         assert read(DATA[:size]) == ENTRIES[: size // ENTRY_BYTES]
 
 
 @pytest.mark.parametrize("other", [session_header(roll=2), session_header(run=4), merged_header()])
-def test_the_index_of_another_segment_is_passed_over(other) -> None:
+def test_index_of_another_segment_yields_no_entries(other) -> None:
     assert read(DATA, other.seed) == []
 
 
@@ -90,14 +90,14 @@ def test_the_index_of_another_segment_is_passed_over(other) -> None:
         forged(0, 64),
     ],
 )
-def test_an_entry_that_has_an_impossible_value_is_passed_over(entry: bytes) -> None:
+def test_entry_with_impossible_value_is_skipped(entry: bytes) -> None:
     assert read(DATA[:64] + entry + DATA[64:]) == ENTRIES
 
 
-def test_the_limits_themselves_are_given() -> None:
+def test_entry_with_values_at_limits_is_returned() -> None:
     assert read(forged(NUMBER_MAX - 1, NUMBER_MAX - 1)) == [IndexEntry(NUMBER_MAX - 1, NUMBER_MAX - 1, 0)]
 
 
 @given(st.binary(max_size=200))
-def test_garbage_gives_nothing(data: bytes) -> None:
+def test_random_bytes_yield_no_entries(data: bytes) -> None:
     assert read(data) == []

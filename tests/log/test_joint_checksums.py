@@ -1,4 +1,4 @@
-"""One checksum for many: it is right when all of them are."""
+"""Joint checksum verification: many ranges verify together exactly when each is valid alone."""
 
 import random
 
@@ -17,7 +17,7 @@ from rt.log.scan.small_batches import ChecksummedRanges
     damaged=st.sets(st.integers(0, 59), max_size=3),
 )
 @settings(max_examples=60)
-def test_ranges_are_valid_together_exactly_if_each_is_valid_alone(
+def test_joint_check_passes_exactly_when_each_range_is_valid(
     sizes: list[int], seed: int, offset: int, damaged: set[int]
 ) -> None:
     draw = random.Random(seed)
@@ -40,7 +40,7 @@ def test_ranges_are_valid_together_exactly_if_each_is_valid_alone(
     assert ranges.which_are_valid(memoryview(bytes(data)), seed).tolist() == is_good
 
 
-def test_a_range_that_is_valid_at_another_offset_is_not_valid_here() -> None:
+def test_joint_check_fails_with_another_offset_or_seed() -> None:
     count, seed = 500, 77
     data = random.Random(1).randbytes(8 * (1 + 4 * count))
     starts = 1 + 4 * np.arange(count)

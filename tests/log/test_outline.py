@@ -1,6 +1,4 @@
-"""The outline of a log: waypoints at block starts, from before a range to its end, no more than is asked
-for.
-"""
+"""The outline of a log: waypoints at block starts around a range, at a given stride."""
 
 import os
 from pathlib import Path
@@ -25,7 +23,7 @@ def feeds(tmp_path_factory: pytest.TempPathFactory) -> Feeds:
     made.close()
 
 
-def test_marks_rise_and_reach_from_start_to_end(feeds: Feeds) -> None:
+def test_waypoints_rise_from_start_to_end_of_log(feeds: Feeds) -> None:
     waypoints = list(outline(REAL, feeds.path, 0, 900))
     assert waypoints[0] == Waypoint(0, 0)
     assert [waypoint.position for waypoint in waypoints] == sorted(
@@ -40,7 +38,7 @@ def test_marks_rise_and_reach_from_start_to_end(feeds: Feeds) -> None:
     assert 600 in {waypoint.position for waypoint in waypoints}
 
 
-def test_only_what_is_near_the_range_is_listed(feeds: Feeds) -> None:
+def test_outline_of_range_has_only_waypoints_around_range(feeds: Feeds) -> None:
     whole = list(outline(REAL, feeds.path, 0, 900))
     part = list(outline(REAL, feeds.path, 350, 420))
     assert part[0].position <= 350 < part[1].position
@@ -49,7 +47,7 @@ def test_only_what_is_near_the_range_is_listed(feeds: Feeds) -> None:
     assert len(list(outline(REAL, feeds.path, 650, 900))) < 6
 
 
-def test_a_larger_stride_gives_fewer_marks(feeds: Feeds) -> None:
+def test_larger_stride_yields_fewer_waypoints(feeds: Feeds) -> None:
     assert [waypoint.position for waypoint in outline(REAL, feeds.path, 0, 900, stride_bytes=2**30)] == [
         0,
         600,
@@ -57,7 +55,7 @@ def test_a_larger_stride_gives_fewer_marks(feeds: Feeds) -> None:
     ]
 
 
-def test_an_index_that_is_lost_costs_marks_only(tmp_path: Path) -> None:
+def test_missing_index_file_leaves_only_first_and_last_waypoint(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     for _ in range(30):
         feeds.publish("a", [os.urandom(100_000)], "t", [1])

@@ -1,4 +1,4 @@
-"""Noticing changes of a log directory without inotify."""
+"""Detecting changes of a log directory by polling, without inotify."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rt.log.read.watch import POLL_SECONDS_MIN, DirectoryWatch, LogPoll
 WAIT_SECONDS = 120
 
 
-def test_a_write_a_roll_and_the_end_of_the_directory_are_noticed_and_nothing_else(
+def test_log_poll_detects_write_roll_and_removed_directory_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = 0
@@ -55,7 +55,7 @@ def test_a_write_a_roll_and_the_end_of_the_directory_are_noticed_and_nothing_els
     assert poll.pace.seconds == POLL_SECONDS_MIN
 
 
-def test_what_comes_in_the_tick_of_the_last_look_is_noticed(
+def test_log_poll_detects_change_in_same_clock_tick_as_last_poll(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_module, "_TICK_NS", 2**62)
@@ -75,7 +75,7 @@ def _with_time(stat, path: Path, modified_ns: int):  # type: ignore[no-untyped-d
     return lambda name: Stat if str(name) == str(path) else stat(name)
 
 
-def test_a_reader_without_inotify_gets_what_is_written_and_can_be_woken(
+def test_reader_without_inotify_receives_messages_and_watch_can_be_woken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exhausted(**_: object) -> None:

@@ -1,4 +1,4 @@
-"""Reading a range of a merged log: each position once, what is not wanted passed over, losses named."""
+"""Reading a range of a merged log: each position once, projections, corrupt bytes, reported losses."""
 
 import itertools
 import os
@@ -47,7 +47,7 @@ def read(path: str, start: int, end: int, interest: Projection = EVERYTHING) -> 
 
 
 @given(data=st.data())
-def test_ranges_that_follow_each_other_hold_each_message_once(
+def test_consecutive_ranges_return_each_message_once(
     feeds: Feeds, rows: list[rt.Message], data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
@@ -57,7 +57,7 @@ def test_ranges_that_follow_each_other_hold_each_message_once(
 
 
 @given(data=st.data())
-def test_an_interest_leaves_out_nothing_that_is_needed_and_without_values_gives_the_rest(
+def test_projection_returns_all_messages_of_given_sessions_topics_and_times(
     feeds: Feeds, rows: list[rt.Message], data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, len(rows)))
@@ -82,7 +82,7 @@ def test_an_interest_leaves_out_nothing_that_is_needed_and_without_values_gives_
     assert all(topics is None or row.topic in topics for row in got)
 
 
-def test_values_that_are_not_needed_are_not_read(tmp_path: Path) -> None:
+def test_values_are_not_read_if_projection_excludes_them(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     for _ in range(40):
         feeds.publish("a", [os.urandom(200_000)], "trade", [1])
@@ -96,7 +96,7 @@ def test_values_that_are_not_needed_are_not_read(tmp_path: Path) -> None:
     feeds.close()
 
 
-def test_blocks_of_other_sessions_are_not_read(tmp_path: Path) -> None:
+def test_blocks_of_sessions_outside_projection_are_not_read(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     for name in "abac" * 10:
         feeds.publish(name, [os.urandom(100_000)], "trade", [1])
@@ -111,7 +111,7 @@ def test_blocks_of_other_sessions_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [True, False])
-def test_a_bit_that_flipped_is_found_where_it_is_read(tmp_path: Path, values: bool) -> None:
+def test_corrupt_values_raise_corrupt_only_if_values_are_read(tmp_path: Path, values: bool) -> None:
     feeds = Feeds(tmp_path)
     feeds.publish("a", [bytes(5000)] * 4, "trade", [1, 2, 3, 4])
     feeds.publish("a", [bytes(5000)], "trade", [5])
@@ -131,7 +131,7 @@ def test_a_bit_that_flipped_is_found_where_it_is_read(tmp_path: Path, values: bo
     assert error.value.path == path
 
 
-def test_a_flipped_bit_in_the_columns_is_found_without_the_values_as_well(tmp_path: Path) -> None:
+def test_corrupt_columns_raise_corrupt_when_values_are_not_read(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.publish("a", [bytes(5000)], "trade", [1])
     feeds.merge()
@@ -145,7 +145,7 @@ def test_a_flipped_bit_in_the_columns_is_found_without_the_values_as_well(tmp_pa
         list(reader.batches())
 
 
-def test_what_was_trimmed_before_is_named_and_skipped(tmp_path: Path) -> None:
+def test_range_start_trimmed_before_reading_is_reported_and_skipped(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     first = feeds.fill(20)
     feeds.roll()
@@ -159,7 +159,7 @@ def test_what_was_trimmed_before_is_named_and_skipped(tmp_path: Path) -> None:
     feeds.close()
 
 
-def test_what_is_trimmed_while_it_is_read_is_named_and_skipped(tmp_path: Path) -> None:
+def test_positions_trimmed_while_reading_are_reported_and_skipped(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     for _ in range(60):
         feeds.publish("a", [os.urandom(90_000)], "trade", [1])
@@ -181,7 +181,7 @@ def test_what_is_trimmed_while_it_is_read_is_named_and_skipped(tmp_path: Path) -
     feeds.close()
 
 
-def test_a_range_that_is_trimmed_whole_is_named(tmp_path: Path) -> None:
+def test_fully_trimmed_range_is_reported(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     first = feeds.fill(5)
     feeds.roll()
@@ -193,7 +193,7 @@ def test_a_range_that_is_trimmed_whole_is_named(tmp_path: Path) -> None:
     feeds.close()
 
 
-def test_a_log_that_ends_before_what_was_seen_is_a_loss(tmp_path: Path) -> None:
+def test_log_ending_before_range_end_is_reported_as_lost(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     end = feeds.fill(5).stop
     events: list[object] = []
@@ -203,7 +203,7 @@ def test_a_log_that_ends_before_what_was_seen_is_a_loss(tmp_path: Path) -> None:
     feeds.close()
 
 
-def test_the_log_of_a_session_is_refused(tmp_path: Path) -> None:
+def test_session_log_or_directory_without_log_raises_log_not_found(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.fill(1)
     with pytest.raises(LogNotFound, match="one session"):
@@ -220,7 +220,7 @@ def test_the_log_of_a_session_is_refused(tmp_path: Path) -> None:
         (lambda path: path.symlink_to("gone"), "is a link to gone, where nothing is"),
     ],
 )
-def test_what_stands_in_the_place_of_a_log_is_named(
+def test_file_or_broken_link_in_place_of_log_is_named_in_error(
     tmp_path: Path, make: Callable[[Path], None], words: str
 ) -> None:
     make(tmp_path / "log")
@@ -229,7 +229,7 @@ def test_what_stands_in_the_place_of_a_log_is_named(
             open_log(tmp_path / "log")
 
 
-def test_a_torn_tail_after_the_range_does_not_matter(tmp_path: Path) -> None:
+def test_torn_tail_after_range_is_ignored(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.publish("a", [bytes(70_000)], "trade", [1])
     first = feeds.merge()

@@ -1,4 +1,4 @@
-"""Reading live and finished logs: order, places, following, trims under the reader, damage."""
+"""Log readers: message order, positions, following, trims during reading, corrupt segments."""
 
 import gc
 import os
@@ -49,7 +49,7 @@ def numbers(reader: rt.LogReader) -> list[int]:
 
 
 @pytest.mark.parametrize("position", [0, 1, 499, 500, 2999, 3000, 4499, 4500, 4501, 8999, 9000])
-def test_reading_starts_exactly_at_a_position(long_log: Path, position: int) -> None:
+def test_reader_starts_exactly_at_given_position(long_log: Path, position: int) -> None:
     with rt.LogReader(long_log, position=position) as reader:
         assert reader.position == position
         assert numbers(reader) == list(range(position, 9000))
@@ -57,7 +57,7 @@ def test_reading_starts_exactly_at_a_position(long_log: Path, position: int) -> 
 
 
 @given(position=st.integers(0, 9000), step=st.integers(1, 3000), then=st.integers(0, 9000))
-def test_any_mix_of_reading_and_seeking_gives_each_message_once(
+def test_reads_polls_and_seeks_deliver_each_message_once(
     long_log: Path, position: int, step: int, then: int
 ) -> None:
     with rt.LogReader(long_log, position=position) as reader:
@@ -73,7 +73,7 @@ def test_any_mix_of_reading_and_seeking_gives_each_message_once(
         assert [message.number for message in reader.poll(3)] == list(range(then, min(then + 3, 9000)))
 
 
-def test_an_iteration_that_was_broken_off_does_not_deliver_anything_twice(
+def test_poll_during_iteration_delivers_no_message_twice(
     long_log: Path,
 ) -> None:
     with rt.LogReader(long_log) as reader:
@@ -83,7 +83,9 @@ def test_an_iteration_that_was_broken_off_does_not_deliver_anything_twice(
         assert next(iteration).number == 6
 
 
-def test_a_seek_reads_one_stride_and_not_the_segment(long_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seek_reads_index_stride_instead_of_whole_segment(
+    long_log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rt.log import disk
 
     read = []
@@ -103,7 +105,9 @@ def test_a_seek_reads_one_stride_and_not_the_segment(long_log: Path, monkeypatch
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied", "damaged", "shifted"])
-def test_a_bad_index_costs_time_but_never_a_message(long_log: Path, tmp_path: Path, how: str) -> None:
+def test_reader_delivers_all_messages_with_missing_or_corrupt_index(
+    long_log: Path, tmp_path: Path, how: str
+) -> None:
     import shutil
 
     copy = tmp_path / "copy"
@@ -123,7 +127,7 @@ def test_a_bad_index_costs_time_but_never_a_message(long_log: Path, tmp_path: Pa
             assert numbers(reader) == list(range(position, 9000))
 
 
-def test_an_index_of_another_file_is_not_believed(long_log: Path, tmp_path: Path) -> None:
+def test_reader_ignores_index_of_another_segment(long_log: Path, tmp_path: Path) -> None:
     import shutil
 
     copy = tmp_path / "copy"
@@ -133,7 +137,7 @@ def test_an_index_of_another_file_is_not_believed(long_log: Path, tmp_path: Path
         assert numbers(reader) == list(range(2500, 9000))
 
 
-def test_latest_is_the_end_as_it_is_now(tmp_path: Path) -> None:
+def test_latest_position_is_current_log_end(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         with rt.LogReader(publisher.directory, position="latest") as reader:
             assert reader.position == 0
@@ -147,7 +151,7 @@ def test_latest_is_the_end_as_it_is_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [-1, 9001, "middle", True, 1.5])
-def test_a_position_that_can_never_come_is_refused(long_log: Path, position) -> None:
+def test_reader_rejects_invalid_position(long_log: Path, position) -> None:
     with pytest.raises(ValueError, match="position"):
         rt.LogReader(long_log, position=position)
 
@@ -156,7 +160,7 @@ def test_a_position_that_can_never_come_is_refused(long_log: Path, position) -> 
     ("timestamp_ns", "position"),
     [(0, 0), (-5, 0), (5, 1), (44990, 4499), (44991, 4500), (89990, 8999), (89991, 9000)],
 )
-def test_position_at_finds_the_first_message_of_a_time(
+def test_position_at_returns_first_message_at_or_after_timestamp(
     long_log: Path, timestamp_ns: int, position: int
 ) -> None:
     with rt.LogReader(long_log) as reader:
@@ -164,12 +168,12 @@ def test_position_at_finds_the_first_message_of_a_time(
 
 
 @pytest.mark.parametrize("timestamp_ns", [float("nan"), 1.5, "now", None, datetime.now(UTC)])
-def test_what_is_no_time_is_refused(long_log: Path, timestamp_ns: Any) -> None:
+def test_position_at_rejects_invalid_timestamp(long_log: Path, timestamp_ns: Any) -> None:
     with rt.LogReader(long_log) as reader, pytest.raises(rt.InvalidOption, match="a whole number of"):
         reader.position_at(timestamp_ns)
 
 
-def test_only_the_wanted_topics_are_delivered_and_the_position_passes_the_others(long_log: Path) -> None:
+def test_topic_filter_delivers_only_its_topics_and_advances_over_others(long_log: Path) -> None:
     with rt.LogReader(long_log, topics=["t1", "t3"]) as reader:
         assert numbers(reader) == [number for number in range(9000) if number // 500 % 4 in {1, 3}]
         assert reader.position == 9000
@@ -177,13 +181,13 @@ def test_only_the_wanted_topics_are_delivered_and_the_position_passes_the_others
         assert numbers(reader) == []
 
 
-def test_no_log_directory_is_named_in_the_error(tmp_path: Path) -> None:
+def test_log_not_found_error_names_directory(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(rt.LogNotFound, match=str(path)):
             rt.LogReader(path)
 
 
-def test_a_follower_gets_everything_while_it_is_written(tmp_path: Path) -> None:
+def test_follower_receives_all_messages_while_log_is_written(tmp_path: Path) -> None:
     publisher = open_publisher(tmp_path, roll_bytes=64 * 1024, batch_bytes=4096, linger_ms=0)
     got: list[int] = []
 
@@ -209,7 +213,7 @@ def test_a_follower_gets_everything_while_it_is_written(tmp_path: Path) -> None:
     assert got == list(range(3001))
 
 
-def test_close_ends_the_wait_of_another_thread(tmp_path: Path) -> None:
+def test_close_ends_follower_in_another_thread(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         reader = rt.LogReader(publisher.directory, follow=True)
         publisher.publish(b"")
@@ -233,7 +237,7 @@ def test_close_ends_the_wait_of_another_thread(tmp_path: Path) -> None:
     assert reader.poll() == []
 
 
-def test_close_from_an_event_handler_ends_the_reading(tmp_path: Path) -> None:
+def test_close_in_event_handler_ends_reading(tmp_path: Path) -> None:
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 20)
         publisher.flush()
@@ -243,7 +247,7 @@ def test_close_from_an_event_handler_ends_the_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_a_reader_that_is_dropped_keeps_no_descriptor(long_log: Path, follow: bool) -> None:
+def test_deleted_reader_leaves_no_open_file_descriptors(long_log: Path, follow: bool) -> None:
     def opened() -> list[str]:
         gc.collect()
         return os.listdir("/proc/self/fd")
@@ -256,7 +260,7 @@ def test_a_reader_that_is_dropped_keeps_no_descriptor(long_log: Path, follow: bo
     assert len(opened()) == len(before)
 
 
-def test_polling_waits_for_the_first_message_only(tmp_path: Path) -> None:
+def test_poll_waits_only_for_first_message(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher, rt.LogReader(publisher.directory, follow=True) as reader:
         assert reader.poll(timeout=0) == []
         assert reader.poll(timeout=0.01) == []
@@ -266,9 +270,7 @@ def test_polling_waits_for_the_first_message_only(tmp_path: Path) -> None:
         assert len(reader.poll(3, timeout=None)) == 2
 
 
-def test_without_inotify_a_follower_looks_again_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_follower_finds_new_messages_without_inotify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
     def exhausted(**_) -> None:
@@ -282,7 +284,7 @@ def test_without_inotify_a_follower_looks_again_by_itself(
         writer.join()
 
 
-def test_a_directory_that_disappears_ends_a_follower_with_an_error(tmp_path: Path) -> None:
+def test_follower_raises_log_not_found_if_directory_is_moved(tmp_path: Path) -> None:
     import shutil
 
     publisher = open_publisher(tmp_path)
@@ -305,7 +307,7 @@ def trim(publisher: rt.Publisher, reason: TrimReason = TrimReason.TIME) -> int:
     return active.first
 
 
-def test_a_reader_that_comes_too_late_is_told_both_positions(tmp_path: Path) -> None:
+def test_reader_at_trimmed_position_receives_skip_event_with_both_positions(tmp_path: Path) -> None:
     events: list[Event] = []
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 20)
@@ -316,7 +318,7 @@ def test_a_reader_that_comes_too_late_is_told_both_positions(tmp_path: Path) -> 
     assert events == [SkipForward(2, first, "time")]
 
 
-def test_a_reader_without_a_handler_is_stopped_at_a_gap_and_may_continue_behind_it(tmp_path: Path) -> None:
+def test_reader_without_event_handler_raises_gap_and_can_continue_after_it(tmp_path: Path) -> None:
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 20)
         publisher.flush()
@@ -343,7 +345,7 @@ def test_a_reader_without_a_handler_is_stopped_at_a_gap_and_may_continue_behind_
         ("lost", "messages 2 to 8 are not in the log any more, and why is not known", False),
     ],
 )
-def test_a_gap_names_a_hold_only_where_one_would_have_helped(
+def test_gap_message_suggests_hold_only_if_hold_prevents_such_trims(
     reason: str, what: str, is_held_back: bool
 ) -> None:
     with pytest.raises(rt.Gap) as caught:
@@ -353,7 +355,7 @@ def test_a_gap_names_a_hold_only_where_one_would_have_helped(
     assert ("not acknowledged, within their hold_bytes_max" in str(caught.value)) is is_held_back
 
 
-def test_a_trim_under_the_reader_is_told_and_never_waited_for(tmp_path: Path) -> None:
+def test_follower_skips_segments_trimmed_during_reading_and_reports_it(tmp_path: Path) -> None:
     events: list[Event] = []
     with open_publisher(tmp_path, roll_bytes=2**20, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 5000)
@@ -371,7 +373,7 @@ def test_a_trim_under_the_reader_is_told_and_never_waited_for(tmp_path: Path) ->
     assert got == [*range(10, event.wanted), *range(first, 5000)]
 
 
-def test_a_reader_that_has_everything_is_not_bothered_by_a_trim(tmp_path: Path) -> None:
+def test_reader_at_log_end_is_unaffected_by_trim(tmp_path: Path) -> None:
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 20)
         publisher.flush()
@@ -383,7 +385,7 @@ def test_a_reader_that_has_everything_is_not_bothered_by_a_trim(tmp_path: Path) 
             assert numbers(reader) == [20]
 
 
-def test_earliest_is_what_is_kept(tmp_path: Path) -> None:
+def test_earliest_position_is_first_kept_message(tmp_path: Path) -> None:
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 20)
         publisher.flush()
@@ -393,7 +395,9 @@ def test_earliest_is_what_is_kept(tmp_path: Path) -> None:
             assert numbers(reader) == list(range(first, 20))
 
 
-def test_the_oldest_trimmed_segments_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_trimmed_segments_are_removed_from_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rt.log.format.segment_table.SegmentTable.forgotten.__kwdefaults__", {"most": 3})
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 40)
@@ -414,7 +418,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_flipped_bit_is_never_delivered_and_everything_before_it_is(tmp_path: Path) -> None:
+def test_flipped_bit_raises_corrupt_with_path_and_offset(tmp_path: Path) -> None:
     with open_publisher(tmp_path, batch_bytes=4096) as publisher:
         publisher.publish_many([b"%03d" % number + bytes(500) for number in range(40)])
     path = directory_of(tmp_path) / "log.0.0"
@@ -431,7 +435,7 @@ def test_a_flipped_bit_is_never_delivered_and_everything_before_it_is(tmp_path: 
         assert len(numbers(reader)) == 40
 
 
-def test_damage_before_a_later_segment_is_an_error_not_a_skip(tmp_path: Path) -> None:
+def test_corrupt_batch_before_later_segment_raises_corrupt_on_each_read(tmp_path: Path) -> None:
     for _ in range(2):
         with open_publisher(tmp_path) as publisher:
             publisher.publish_many([b"x"] * 10)
@@ -443,7 +447,7 @@ def test_damage_before_a_later_segment_is_an_error_not_a_skip(tmp_path: Path) ->
                 numbers(reader)
 
 
-def test_a_torn_tail_is_reported_once_and_a_follower_waits_after_it(tmp_path: Path) -> None:
+def test_torn_tail_is_reported_once_and_follower_continues_after_it(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"whole")
         publisher.flush()
@@ -464,7 +468,7 @@ def test_a_torn_tail_is_reported_once_and_a_follower_waits_after_it(tmp_path: Pa
         assert [message.value for message in reader.poll(timeout=120)] == [b"after"]
 
 
-def test_synced_bytes_that_are_missing_are_damage_not_a_wait(tmp_path: Path) -> None:
+def test_missing_synced_bytes_raise_corrupt_in_follower(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"synced")
         publisher.flush()
@@ -476,7 +480,7 @@ def test_synced_bytes_that_are_missing_are_damage_not_a_wait(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_over_a_long_log(tmp_path: Path) -> None:
+def test_reader_memory_use_does_not_grow_with_log_size(tmp_path: Path) -> None:
     import subprocess
     import sys
 
@@ -499,7 +503,7 @@ def test_memory_stays_flat_over_a_long_log(tmp_path: Path) -> None:
     assert int(grown.stdout) < 32
 
 
-def test_a_reader_of_a_memory_disk_sees_what_the_writer_wrote() -> None:
+def test_reader_of_memory_disk_delivers_written_messages() -> None:
     disk = MemoryDisk()
     with rt.Publisher("/data", "stream", publisher_id="feed", disk=disk) as publisher:
         publisher.publish_many([b"x"] * 3)
@@ -508,7 +512,7 @@ def test_a_reader_of_a_memory_disk_sees_what_the_writer_wrote() -> None:
     assert SegmentId(0, 0).file_name == "log.0.0"
 
 
-def test_a_lost_table_in_a_directory_of_any_name_leaves_the_messages_readable(tmp_path: Path) -> None:
+def test_log_without_segments_table_is_readable_under_any_directory_name(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"kept")
     (directory_of(tmp_path) / "segments").unlink()

@@ -1,4 +1,4 @@
-"""A reader of a merged log that was reset is told so, once, with the place."""
+"""A reader of a merged log gets one event for a reset, with its position."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Log:
 
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("position", [0, 39])
-def test_who_reads_across_a_reset_is_told_where_it_was(tmp_path: Path, position: int, follow: bool) -> None:
+def test_reader_reports_reset_with_its_position_once(tmp_path: Path, position: int, follow: bool) -> None:
     log, events = Log(tmp_path, is_trimmed=False), list[Event]()
     with rt.LogReader(log.path, position=position, follow=follow, on_event=events.append) as reader:
         got = reader.poll(100)
@@ -52,7 +52,7 @@ def test_who_reads_across_a_reset_is_told_where_it_was(tmp_path: Path, position:
 
 
 @pytest.mark.parametrize("position", [0, 39])
-def test_what_a_reset_took_is_told_before_it(tmp_path: Path, position: int) -> None:
+def test_reader_reports_messages_trimmed_by_reset_before_reset(tmp_path: Path, position: int) -> None:
     log, events = Log(tmp_path, is_trimmed=True), list[Event]()
     with rt.LogReader(log.path, position=position, on_event=events.append) as reader:
         assert [message.value for message in reader] == [b"behind"]
@@ -60,7 +60,7 @@ def test_what_a_reset_took_is_told_before_it(tmp_path: Path, position: int) -> N
     log.close()
 
 
-def test_who_had_read_all_before_it_is_told_too(tmp_path: Path) -> None:
+def test_reader_starting_at_reset_position_reports_reset(tmp_path: Path) -> None:
     log, events = Log(tmp_path, is_trimmed=True), list[Event]()
     with rt.LogReader(log.path, position=40, on_event=events.append) as reader:
         assert [message.position for message in reader] == [40]
@@ -68,7 +68,7 @@ def test_who_had_read_all_before_it_is_told_too(tmp_path: Path) -> None:
     log.close()
 
 
-def test_who_begins_behind_it_is_not(tmp_path: Path) -> None:
+def test_reader_starting_after_reset_reports_no_event(tmp_path: Path) -> None:
     log, events = Log(tmp_path, is_trimmed=True), list[Event]()
     with rt.LogReader(log.path, position=41, on_event=events.append) as reader:
         assert list(reader) == []
@@ -76,7 +76,7 @@ def test_who_begins_behind_it_is_not(tmp_path: Path) -> None:
     log.close()
 
 
-def test_without_a_handler_only_missing_messages_are_raised(
+def test_reader_without_event_handler_raises_gap_but_only_logs_reset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = Log(tmp_path, is_trimmed=True)

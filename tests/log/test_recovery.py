@@ -1,4 +1,4 @@
-"""What the end of a segment means after a crash: the table of decisions, and its law."""
+"""Recovery after a crash: which segment tails are cut, and which are corrupt."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def answer(case: Case) -> str:
     return f"{cut}, go on at {tail.end}"
 
 
-def test_tails_are_judged_as_the_script_says(run_script: Callable) -> None:
+def test_segment_tails_are_judged_as_in_script(run_script: Callable) -> None:
     run_script("recovery/judge_tail.txt", answer)
 
 
@@ -84,7 +84,7 @@ def recover(case: Case) -> str:
     return f"keeps {kept} batches, cuts {tail.torn_bytes} bytes"
 
 
-def test_damaged_segments_are_judged_as_the_script_says(run_script: Callable) -> None:
+def test_corrupt_segments_are_recovered_as_in_script(run_script: Callable) -> None:
     run_script("recovery/damaged_segments.txt", recover)
 
 
@@ -92,7 +92,7 @@ places = st.integers(0, 10_000)
 
 
 @given(places, places, places, st.none() | st.just("bad"))
-def test_synced_bytes_are_never_cut_and_what_is_kept_verifies(
+def test_judge_tail_cuts_only_unverified_bytes_after_durable_end(
     verified: int, torn: int, durable: int, problem: str | None
 ) -> None:
     def judge() -> TornTail:

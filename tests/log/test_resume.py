@@ -1,4 +1,4 @@
-"""A log writer that resumes, copies and seals: the copy goes on where it was, byte for byte."""
+"""A log writer that resumes a replica appends, copies and seals byte for byte."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def copy(disk: MemoryDisk) -> MemoryDisk:
 # Resuming
 
 
-def test_a_copy_continues_in_the_segment_that_was_active(copy: MemoryDisk) -> None:
+def test_resumed_replica_continues_in_active_segment(copy: MemoryDisk) -> None:
     with contextlib.closing(open_replica(copy)) as writer:
         assert (writer.active, writer.offset, writer.end) == (HEADER, 64 + 3 * SIZE, 3)
         assert writer.table.segments == ()
@@ -83,25 +83,25 @@ def test_a_copy_continues_in_the_segment_that_was_active(copy: MemoryDisk) -> No
         assert [message.number for message in reader] == [*range(5)]
 
 
-def test_without_resume_the_segment_is_sealed_as_ever(copy: MemoryDisk) -> None:
+def test_open_without_resume_seals_active_segment(copy: MemoryDisk) -> None:
     with contextlib.closing(LogWriter.open(PATH, SESSION, disk=copy)) as writer:
         assert (writer.active, writer.end) == (None, 3)
         assert [segment.id for segment in writer.table.segments] == [SegmentId(0, 0)]
 
 
-def test_a_new_directory_has_nothing_to_resume(disk: MemoryDisk) -> None:
+def test_new_directory_has_no_segment_to_resume(disk: MemoryDisk) -> None:
     with contextlib.closing(open_replica(disk)) as writer:
         assert (writer.active, writer.end, writer.last_id, writer.recovered.resumed) == (None, 0, None, None)
 
 
-def test_a_segment_of_a_header_alone_is_resumed(disk: MemoryDisk) -> None:
+def test_segment_with_only_a_header_is_resumed(disk: MemoryDisk) -> None:
     with contextlib.closing(open_replica(disk)) as writer:
         begin(writer)
     with contextlib.closing(open_replica(disk)) as writer:
         assert (writer.active, writer.offset, writer.end) == (HEADER, 64, 0)
 
 
-def test_the_callers_scanner_walks_the_resumed_segment_and_no_other(copy: MemoryDisk) -> None:
+def test_given_scanner_scans_only_the_resumed_segment(copy: MemoryDisk) -> None:
     with contextlib.closing(open_replica(copy)) as writer:
         writer.seal()
         writer.start(SegmentId(0, 1), first=3, run_id=LIFE)
@@ -121,7 +121,7 @@ def test_the_callers_scanner_walks_the_resumed_segment_and_no_other(copy: Memory
         assert (scanners[0].offset, scanners[0].next) == (writer.offset, writer.end) == (64, 3)
 
 
-def test_the_durable_end_covers_what_was_recovered(copy: MemoryDisk) -> None:
+def test_durable_end_includes_recovered_bytes(copy: MemoryDisk) -> None:
     with contextlib.closing(open_replica(copy)) as writer:
         append(writer, 3)
     with contextlib.closing(open_replica(copy)):
@@ -131,7 +131,7 @@ def test_the_durable_end_covers_what_was_recovered(copy: MemoryDisk) -> None:
 
 
 @pytest.mark.parametrize("torn", range(1, SIZE, 7))
-def test_a_torn_tail_is_cut_and_written_again(copy: MemoryDisk, torn: int) -> None:
+def test_torn_tail_is_cut_and_can_be_rewritten(copy: MemoryDisk, torn: int) -> None:
     content = copy.read(f"{PATH}/log.0.0")
     copy.write(f"{PATH}/log.0.0", content + BATCHES[3][:torn])
     with contextlib.closing(open_replica(copy)) as writer:
@@ -142,7 +142,7 @@ def test_a_torn_tail_is_cut_and_written_again(copy: MemoryDisk, torn: int) -> No
     assert copy.read(f"{PATH}/log.0.0") == encode_segment_header(HEADER) + BODY
 
 
-def test_damage_below_the_durable_end_is_never_cut(copy: MemoryDisk) -> None:
+def test_corrupt_bytes_before_durable_end_raise_corrupt_and_are_not_cut(copy: MemoryDisk) -> None:
     copy.flip_bit(f"{PATH}/log.0.0", 64 + SIZE + 70, 1)
     before = copy.read(f"{PATH}/log.0.0")
     with pytest.raises(rt.Corrupt) as caught:
@@ -161,7 +161,7 @@ def test_damage_below_the_durable_end_is_never_cut(copy: MemoryDisk) -> None:
     ],
 )
 @pytest.mark.parametrize("loses_table", [False, True])
-def test_a_directory_of_another_log_is_refused(
+def test_directory_of_another_log_is_rejected(
     copy: MemoryDisk, identity: LogIdentity, error: type[Exception], loses_table: bool
 ) -> None:
     if loses_table:
@@ -175,7 +175,7 @@ def test_a_directory_of_another_log_is_refused(
 
 
 @pytest.mark.parametrize("harm", ["lost", "torn", "garbage", "longer than the segment"])
-def test_the_index_is_made_again_whatever_a_crash_left_of_it(
+def test_index_is_rebuilt_when_lost_torn_or_invalid_after_crash(
     disk: MemoryDisk, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("write.active_segment", "scan.recovery_scan"):
@@ -203,7 +203,7 @@ def test_the_index_is_made_again_whatever_a_crash_left_of_it(
         assert disk.read(f"/whole/{name}") == disk.read(f"{PATH}/{name}"), name
 
 
-def test_copies_may_skip_forward_and_a_run_may_begin_anywhere(copy: MemoryDisk) -> None:
+def test_replica_segments_may_skip_numbers_and_run_may_start_at_any_number(copy: MemoryDisk) -> None:
     with contextlib.closing(open_replica(copy)) as writer:
         begin(writer, session_header(run=0, roll=4, first=90))
         begin(writer, session_header(run=1, roll=0, first=2))
@@ -211,7 +211,7 @@ def test_copies_may_skip_forward_and_a_run_may_begin_anywhere(copy: MemoryDisk) 
         assert (writer.end, writer.active and writer.active.id) == (2, SegmentId(1, 0))
 
 
-def test_a_copy_that_skipped_what_its_source_had_trimmed_is_not_damaged(copy: MemoryDisk) -> None:
+def test_replica_is_valid_after_skipped_source_segments_are_trimmed(copy: MemoryDisk) -> None:
     with contextlib.closing(open_replica(copy)) as writer:
         writer.seal()
         begin(writer, session_header(run=0, roll=4, first=90))
@@ -220,14 +220,14 @@ def test_a_copy_that_skipped_what_its_source_had_trimmed_is_not_damaged(copy: Me
     assert verify(PATH, disk=copy).damage == []
 
 
-def test_segments_of_one_run_that_overlap_are_damage(copy: MemoryDisk) -> None:
+def test_overlapping_segments_of_one_run_raise_corrupt(copy: MemoryDisk) -> None:
     with contextlib.closing(open_replica(copy)) as writer:
         begin(writer, session_header(run=0, roll=1, first=2))
     with pytest.raises(rt.Corrupt, match="numbers do not continue"):
         open_replica(copy)
 
 
-def test_a_resumed_segment_that_lost_synced_bytes_is_damage(copy: MemoryDisk) -> None:
+def test_missing_synced_bytes_or_segments_raise_corrupt_on_resume(copy: MemoryDisk) -> None:
     content = copy.read(f"{PATH}/log.0.0")
     copy.write(f"{PATH}/log.0.0", content[:-SIZE])
     with pytest.raises(rt.Corrupt):
@@ -240,7 +240,7 @@ def test_a_resumed_segment_that_lost_synced_bytes_is_damage(copy: MemoryDisk) ->
 # Starting from the sender's header, sealing
 
 
-def test_a_segment_begins_with_the_senders_very_bytes(disk: MemoryDisk) -> None:
+def test_segment_starts_with_exact_header_bytes_of_sender(disk: MemoryDisk) -> None:
     with contextlib.closing(open_replica(disk)) as writer:
         begin(writer)
         assert disk.read(f"{PATH}/log.0.0") == encode_segment_header(HEADER)
@@ -250,7 +250,7 @@ def test_a_segment_begins_with_the_senders_very_bytes(disk: MemoryDisk) -> None:
             writer.start(SegmentId(0, 1), first=0, header_bytes=encode_segment_header(other))
 
 
-def test_a_segment_may_be_sealed_before_the_next_begins(copy: MemoryDisk) -> None:
+def test_segment_can_be_sealed_before_next_one_starts(copy: MemoryDisk) -> None:
     with contextlib.closing(open_replica(copy)) as writer:
         writer.seal()
         writer.seal()
@@ -262,7 +262,7 @@ def test_a_segment_may_be_sealed_before_the_next_begins(copy: MemoryDisk) -> Non
     assert verify(PATH, disk=copy).damage == []
 
 
-def test_sealing_continues_when_there_is_space_again(copy: MemoryDisk) -> None:
+def test_seal_succeeds_after_disk_space_is_freed(copy: MemoryDisk) -> None:
     with contextlib.closing(open_replica(copy)) as writer:
         append(writer, 3)
         copy.capacity_bytes = copy.used_bytes
@@ -273,7 +273,7 @@ def test_sealing_continues_when_there_is_space_again(copy: MemoryDisk) -> None:
         assert [segment.end for segment in writer.table.segments] == [4]
 
 
-def test_a_filtered_log_remembers_what_it_is_complete_to(disk: MemoryDisk) -> None:
+def test_filtered_log_keeps_its_completed_position_after_restart(disk: MemoryDisk) -> None:
     identity = LogIdentity(LogKind.FILTERED, CLUSTER, "stream")
     with contextlib.closing(open_replica(disk, identity=identity)) as writer:
         writer.start(SegmentId(0, 0), first=5)
@@ -311,7 +311,7 @@ def disk_of(kind: str, path: Path) -> tuple[Disk, str]:
 
 @pytest.mark.parametrize("refused", [False, True], ids=["in the kernel", "where the kernel refuses"])
 @pytest.mark.parametrize("kind", ["memory", "real", "faulty"])
-def test_copied_ranges_are_written_in_their_order(
+def test_copied_ranges_and_written_bytes_keep_their_order(
     kind: str, refused: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if refused:
@@ -343,7 +343,9 @@ def test_copied_ranges_are_written_in_their_order(
 
 
 @pytest.mark.parametrize("size", [1000, 2 * KERNEL_BYTES_MIN])
-def test_a_source_that_is_too_short_leaves_the_log_as_it_was(copy: MemoryDisk, size: int) -> None:
+def test_append_from_too_short_source_raises_corrupt_and_leaves_log_unchanged(
+    copy: MemoryDisk, size: int
+) -> None:
     copy.write("/source", SOURCE[: size - 1])
     source = copy.open("/source")
     with contextlib.closing(open_replica(copy)) as writer:
@@ -362,7 +364,7 @@ def test_a_source_that_is_too_short_leaves_the_log_as_it_was(copy: MemoryDisk, s
 
 
 @pytest.mark.parametrize("size", [1000, 2 * KERNEL_BYTES_MIN])
-def test_a_source_that_is_emptied_meanwhile_leaves_whole_runs(
+def test_append_keeps_only_whole_frames_if_source_is_truncated_during_copy(
     copy: MemoryDisk, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy.write("/source", SOURCE[: size // 2])
@@ -380,9 +382,7 @@ def test_a_source_that_is_emptied_meanwhile_leaves_whole_runs(
 
 @pytest.mark.parametrize("size", [1000, 2 * KERNEL_BYTES_MIN, 3 * 2**20 + 5, VERIFIED_BYTES_MAX + 9])
 @pytest.mark.parametrize("kind", ["memory", "real"])
-def test_a_range_with_checksums_is_copied_if_they_hold_and_else_not_one_byte_of_it_is_written(
-    kind: str, size: int, tmp_path: Path
-) -> None:
+def test_copied_range_is_written_only_if_its_checksums_match(kind: str, size: int, tmp_path: Path) -> None:
     disk, root = disk_of(kind, tmp_path)
     bytes_ = random.Random(size).randbytes(size + 5)
     source = disk.create(f"{root}/source")
@@ -407,9 +407,7 @@ def test_a_range_with_checksums_is_copied_if_they_hold_and_else_not_one_byte_of_
 
 
 @pytest.mark.parametrize("size", [1000, 2 * KERNEL_BYTES_MIN, VERIFIED_BYTES_MAX + 9])
-def test_of_a_range_that_does_not_verify_nothing_is_written_even_for_a_moment(
-    disk: MemoryDisk, size: int
-) -> None:
+def test_range_with_wrong_checksum_raises_corrupt_before_any_write(disk: MemoryDisk, size: int) -> None:
     source, target = disk.create("/source"), disk.create("/target")
     source.pwritev([bytes(size)], 0)
     disk.fail("pwritev")
@@ -422,7 +420,7 @@ def test_of_a_range_that_does_not_verify_nothing_is_written_even_for_a_moment(
 
 @pytest.mark.parametrize("room", [0, 3, 4, 1000, KERNEL_BYTES_MIN + 4, 2 * KERNEL_BYTES_MIN + 7])
 @pytest.mark.parametrize("size", [1000, KERNEL_BYTES_MIN])
-def test_a_full_disk_keeps_whole_runs_only_and_the_rest_may_be_tried_again(
+def test_append_on_full_disk_keeps_only_whole_frames_and_can_be_retried(
     copy: MemoryDisk, room: int, size: int
 ) -> None:
     copy.write("/source", SOURCE)
@@ -443,7 +441,7 @@ def test_a_full_disk_keeps_whole_runs_only_and_the_rest_may_be_tried_again(
         assert copy.read(f"{PATH}/log.0.0")[at:] == whole
 
 
-def test_a_copy_that_fails_is_the_writers_end(copy: MemoryDisk) -> None:
+def test_failed_copy_makes_writer_unusable(copy: MemoryDisk) -> None:
     copy.write("/source", SOURCE)
     source = copy.open("/source")
     with contextlib.closing(open_replica(copy)) as writer:
@@ -458,7 +456,7 @@ def test_a_copy_that_fails_is_the_writers_end(copy: MemoryDisk) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "real", "faulty"])
-def test_copy_from_copies_what_there_is(kind: str, tmp_path: Path) -> None:
+def test_copy_from_copies_available_bytes_and_returns_their_count(kind: str, tmp_path: Path) -> None:
     disk, root = disk_of(kind, tmp_path)
     source, target = disk.create(f"{root}/source"), disk.create(f"{root}/target")
     source.pwritev([b"0123456789"], 0)
@@ -475,26 +473,26 @@ def test_copy_from_copies_what_there_is(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
-def test_what_the_kernel_does_not_copy_is_read_and_written(
+def test_copy_from_reads_and_writes_if_kernel_cannot_copy(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "copy_file_range", refuse)
-    test_copy_from_copies_what_there_is("real", tmp_path)
+    test_copy_from_copies_available_bytes_and_returns_their_count("real", tmp_path)
 
 
-def test_other_errors_of_a_copy_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_from_raises_other_kernel_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "bad sector")
 
     monkeypatch.setattr(os, "copy_file_range", fail)
     with pytest.raises(OSError, match="bad sector"):
-        test_copy_from_copies_what_there_is("real", tmp_path)
+        test_copy_from_copies_available_bytes_and_returns_their_count("real", tmp_path)
 
 
-def test_what_was_copied_is_durable_after_a_sync_only() -> None:
+def test_copied_bytes_are_durable_only_after_sync() -> None:
     disk = MemoryDisk()
     disk.write("/source", b"0123456789")
     disk.write("/target", b"")
@@ -507,7 +505,7 @@ def test_what_was_copied_is_durable_after_a_sync_only() -> None:
     assert disk.after_power_cut("none").read("/target") == b"0123"
 
 
-def test_a_full_disk_takes_a_part_of_a_copy_and_then_refuses() -> None:
+def test_copy_from_on_full_disk_copies_a_part_then_raises_no_space() -> None:
     for disk in (MemoryDisk(), FaultyDisk(MemoryDisk())):
         source, target = disk.create("/source"), disk.create("/target")
         source.pwritev([b"0123456789"], 0)

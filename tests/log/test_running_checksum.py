@@ -1,4 +1,4 @@
-"""Marks and merged chains are what their dumb definitions say; a block that states others is refused."""
+"""Batch boundaries and running checksums match their definitions; blocks with wrong ones are rejected."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ runs = st.lists(
 
 
 @given(runs, st.lists(st.integers(1, 400), min_size=1, max_size=4))
-def test_marks_are_the_batch_boundaries_however_the_bytes_arrive(
+def test_batch_boundaries_match_reference_parser_however_bytes_are_split(
     said: Sequence[Sequence[Said]], sizes: list[int]
 ) -> None:
     data = session_bytes(HEADER, said)
@@ -105,11 +105,11 @@ def test_marks_are_the_batch_boundaries_however_the_bytes_arrive(
     assert scanner.chain == (marks[-1].chain if marks else chain_of_segment(encode_segment_header(HEADER)))
 
 
-def test_a_scanner_makes_no_marks_unless_it_is_asked() -> None:
+def test_scanner_records_no_batch_boundaries_by_default() -> None:
     assert SessionScanner(HEADER).scan(memoryview(SESSION)).marks == []
 
 
-def test_a_scanner_that_starts_at_a_mark_continues_with_its_checksums() -> None:
+def test_scanner_started_at_batch_boundary_continues_its_checksums() -> None:
     marks = dumb_marks(HEADER, SESSION)
     for index, mark in enumerate(marks):
         behind = {"offset": mark.offset, "first": mark.number, "chain": mark.chain, "content": mark.content}
@@ -119,7 +119,7 @@ def test_a_scanner_that_starts_at_a_mark_continues_with_its_checksums() -> None:
         SessionScanner(HEADER, offset=marks[0].offset, marks=True)
 
 
-def test_no_mark_is_made_after_a_bad_batch() -> None:
+def test_scanner_records_no_batch_boundary_after_corrupt_batch() -> None:
     marks = dumb_marks(HEADER, SESSION)
     bad = SESSION[: marks[1].offset - 1 - 64] + b"!" + SESSION[marks[1].offset - 64 :]
     scanner = SessionScanner(HEADER, marks=True)
@@ -137,7 +137,7 @@ def test_no_mark_is_made_after_a_bad_batch() -> None:
     ],
     ids=["life", "creation time", "incarnation", "Y"],
 )
-def test_segments_that_differ_in_their_header_alone_have_other_chains(other: SegmentHeader) -> None:
+def test_running_checksum_depends_on_segment_header(other: SegmentHeader) -> None:
     assert dumb_marks(other, SESSION)[-1].chain != dumb_marks(HEADER, SESSION)[-1].chain
 
 
@@ -145,7 +145,7 @@ def test_segments_that_differ_in_their_header_alone_have_other_chains(other: Seg
 
 
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=4))
-def test_the_merged_chain_stands_at_the_last_whole_block_however_the_bytes_arrive(sizes: list[int]) -> None:
+def test_merged_checksum_covers_whole_blocks_however_bytes_are_split(sizes: list[int]) -> None:
     scanner = MergedScanner(MERGED, chain=99)
     blocks: list[PlacedBlock] = []
     turn = 0
@@ -166,7 +166,7 @@ def test_the_merged_chain_stands_at_the_last_whole_block_however_the_bytes_arriv
     assert all(BLOCKS[block.offset - 64 :][:4] == b"RTK1" for block in blocks)
 
 
-def test_the_merged_chain_continues_over_segments() -> None:
+def test_merged_checksum_continues_across_segments() -> None:
     chain = 0
     for _ in range(2):
         scanner = MergedScanner(MERGED, chain=chain)
@@ -176,7 +176,7 @@ def test_the_merged_chain_continues_over_segments() -> None:
     assert chain == dumb_merged_chain(BLOCKS + BLOCKS)
 
 
-def test_a_scanner_without_a_chain_carries_none_and_has_no_instruction_before_the_first_block() -> None:
+def test_merged_scanner_without_checksum_computes_none_and_starts_without_last_block() -> None:
     scanner = MergedScanner(MERGED)
     assert (scanner.chain, scanner.last_block) == (None, None)
     scanner.scan(memoryview(BLOCKS))
@@ -184,7 +184,7 @@ def test_a_scanner_without_a_chain_carries_none_and_has_no_instruction_before_th
     assert (scanner.chain, scanner.last_block.instruction) == (None, 3)
 
 
-def test_the_helpers_say_what_the_scanners_carry() -> None:
+def test_checksum_functions_match_reference_definitions() -> None:
     size = int.from_bytes(SESSION[8:12], "little")
     chain = chain_after(chain_of_segment(encode_segment_header(HEADER)), memoryview(SESSION)[:64])
     assert chain == dumb_marks(HEADER, SESSION[:size])[0].chain
@@ -202,7 +202,7 @@ BLOCK = block_of(RANGES[0], position=500)
 
 
 @pytest.mark.parametrize("field", ["chain_start", "chain_end"])
-def test_a_block_whose_batches_do_not_lead_from_chain_to_chain_is_refused_where_chains_are_verified(
+def test_block_with_wrong_running_checksum_is_rejected_only_if_checksums_are_verified(
     field: str,
 ) -> None:
     data = in_place(DECLARE, block_of(RANGES[0], position=500, **{field: 1}))
@@ -222,7 +222,9 @@ def test_a_block_whose_batches_do_not_lead_from_chain_to_chain_is_refused_where_
     ],
     ids=["cluster", "X", "Y", "offset"],
 )
-def test_a_block_in_another_place_is_refused(header: SegmentHeader, offset: int) -> None:
+def test_block_in_other_cluster_segment_or_offset_fails_header_checksum(
+    header: SegmentHeader, offset: int
+) -> None:
     scanner = MergedScanner(header, offset=offset)
     scan = scanner.scan(memoryview(in_place(DECLARE, BLOCK)))
     assert (scan.problem, scan.consumed) == ("block header fails its checksum", 0)
@@ -266,13 +268,13 @@ def damage(disk: MemoryDisk) -> list[tuple[str, int]]:
     return [(problem.path, problem.offset) for problem in verify("/merged", disk=disk).damage]
 
 
-def test_the_log_that_is_harmed_below_is_good_before(disk: MemoryDisk) -> None:
+def test_merged_log_fixture_is_valid_and_has_three_blocks(disk: MemoryDisk) -> None:
     assert damage(disk) == []
     assert len(starts(disk.read(PATH))) == 3
 
 
 @pytest.mark.parametrize("field", ["chain_start", "chain_end"])
-def test_verify_finds_a_block_that_states_another_chain(disk: MemoryDisk, field: str) -> None:
+def test_verify_reports_block_with_wrong_running_checksum(disk: MemoryDisk, field: str) -> None:
     data = bytearray(disk.read(PATH))
     at = starts(data)[1]
     seed = batch_seed(decode_segment_header(data, path=PATH).seed, at)
@@ -284,7 +286,7 @@ def test_verify_finds_a_block_that_states_another_chain(disk: MemoryDisk, field:
         assert len(list(reader)) == 3  # A reader leaves chains to those who verify.
 
 
-def test_verify_finds_a_block_that_continues_from_another_chain(
+def test_verify_reports_block_continuing_from_wrong_running_checksum(
     disk: MemoryDisk,
 ) -> None:
     data = bytearray(disk.read(PATH))
@@ -299,7 +301,7 @@ def test_verify_finds_a_block_that_continues_from_another_chain(
     assert "with the chain 0x00000001, expected" in problems[0].what
 
 
-def test_a_block_moved_within_its_segment_is_damage(disk: MemoryDisk) -> None:
+def test_block_moved_within_its_segment_is_corrupt(disk: MemoryDisk) -> None:
     data = disk.read(PATH)
     _, first, second = starts(data)
     disk.write(PATH, data[:first] + data[second:] + data[first:second])
@@ -308,7 +310,7 @@ def test_a_block_moved_within_its_segment_is_damage(disk: MemoryDisk) -> None:
         list(reader)
 
 
-def test_a_block_of_a_log_does_not_verify_in_another_segment_or_cluster(disk: MemoryDisk) -> None:
+def test_block_fails_header_checksum_in_other_segment_or_cluster(disk: MemoryDisk) -> None:
     data = disk.read(PATH)
     header = decode_segment_header(data, path=PATH)
     for origin, other in ((CLUSTER, SegmentId(0, 3)), (INCARNATION, SegmentId(0, 1))):

@@ -1,4 +1,4 @@
-"""Walking segments: what verifies is found however it arrives, and nothing else ever is."""
+"""Segment scanners: valid frames are found however bytes are split; all other bytes are rejected."""
 
 import dataclasses
 import itertools
@@ -150,7 +150,7 @@ segments = st.one_of(session_segments(), merged_segments())
 
 
 @given(segments)
-def test_a_scanner_finds_what_a_dumb_parser_finds(segment: tuple[SegmentHeader, bytes]) -> None:
+def test_scanner_finds_same_messages_as_reference_parser(segment: tuple[SegmentHeader, bytes]) -> None:
     header, data = segment
     found, scanner, scan = read_all(header, data)
     assert found == read_dumbly(header, data)
@@ -162,7 +162,7 @@ def test_a_scanner_finds_what_a_dumb_parser_finds(segment: tuple[SegmentHeader, 
 
 
 @given(segments, st.lists(st.integers(1, 300), min_size=1, max_size=8))
-def test_however_the_bytes_arrive_the_same_is_found(
+def test_scanner_result_is_same_however_bytes_are_split(
     segment: tuple[SegmentHeader, bytes], sizes: list[int]
 ) -> None:
     header, data = segment
@@ -176,7 +176,7 @@ def test_however_the_bytes_arrive_the_same_is_found(
 
 
 @given(segments, st.data())
-def test_a_growing_file_gives_each_message_once(
+def test_growing_segment_yields_each_message_once(
     segment: tuple[SegmentHeader, bytes], data: st.DataObject
 ) -> None:
     header, content = segment
@@ -191,7 +191,7 @@ def test_a_growing_file_gives_each_message_once(
 
 
 @given(segments)
-def test_a_batch_is_placed_where_it_stands(segment: tuple[SegmentHeader, bytes]) -> None:
+def test_scanned_batch_offset_points_to_its_magic_bytes(segment: tuple[SegmentHeader, bytes]) -> None:
     header, data = segment
     scan = scanner_for(header).scan(memoryview(data))
     for one in scan.batches:
@@ -199,7 +199,7 @@ def test_a_batch_is_placed_where_it_stands(segment: tuple[SegmentHeader, bytes])
         assert data[one.start : one.start + 4] == b"RTB1"
 
 
-def test_compressed_batches_are_found_like_others() -> None:
+def test_compressed_and_uncompressed_batches_are_both_found() -> None:
     big = [[Said("t", b"again " * 50)] * 3] * 2
     data = session_bytes(HEADER, [*big, *big], codecs=[CODEC_ZSTD, CODEC_NONE, CODEC_ZSTD, CODEC_NONE])
     found, _, scan = read_all(HEADER, data)
@@ -207,27 +207,27 @@ def test_compressed_batches_are_found_like_others() -> None:
     assert [one.header.flags for one in scan.batches] == [1, 0, 1, 0]
 
 
-def test_batches_with_unknown_flags_are_carried() -> None:
+def test_batch_with_unknown_flags_is_accepted_with_flags_kept() -> None:
     seed = batch_seed(HEADER.seed, 64)
     data = forge(columns([0, 1], [0], [], [0, 1], b"t"), b"v", seed=seed, first=40, flags=0xF0)
     scan = SessionScanner(HEADER).scan(memoryview(data))
     assert (scan.problem, len(scan.batches), scan.batches[0].header.flags) == (None, 1, 0xF0)
 
 
-def test_an_empty_buffer_changes_nothing() -> None:
+def test_scan_of_empty_buffer_changes_no_state() -> None:
     for header in (HEADER, MERGED):
         scanner = scanner_for(header)
         assert scanner.scan(memoryview(b"")) == ScanResult()
         assert (scanner.offset, scanner.next) == (64, header.first)
 
 
-def test_the_kind_of_the_segment_chooses_the_scanner() -> None:
+def test_segment_kind_selects_scanner_class() -> None:
     assert isinstance(scanner_for(HEADER), SessionScanner)
     assert isinstance(scanner_for(MERGED), MergedScanner)
     assert isinstance(scanner_for(merged_header(kind=LogKind.FILTERED)), MergedScanner)
 
 
-def test_a_scan_may_begin_at_any_batch_of_a_session() -> None:
+def test_session_scan_can_start_at_any_batch() -> None:
     first = HEADER.first
     for start, run in zip(SESSION_ENDS, RUNS, strict=False):
         scanner = SessionScanner(HEADER, offset=64 + start, first=first)
@@ -237,7 +237,7 @@ def test_a_scan_may_begin_at_any_batch_of_a_session() -> None:
         first += len(run)
 
 
-def test_a_scan_may_begin_at_any_block_if_it_is_given_the_declarations_before() -> None:
+def test_merged_scan_can_start_at_any_block_with_earlier_declarations() -> None:
     whole, _, _ = read_all(MERGED, BLOCKS)
     sessions = {number: declaration_of(number) for number in (1, 2)}
     last = block_of(RANGES[2], position=508 - RANGES[2].count + 1, instruction=3)
@@ -251,7 +251,7 @@ def test_a_scan_may_begin_at_any_block_if_it_is_given_the_declarations_before() 
     assert undeclared.scan(memoryview(BLOCKS[start:])).problem == "session id 1 is not declared"
 
 
-def test_a_copy_of_a_scanner_looks_ahead_and_leaves_the_other_where_it_was() -> None:
+def test_scan_with_copied_scanner_leaves_original_unchanged() -> None:
     for header, data in ((HEADER, SESSION), (MERGED, BLOCKS)):
         scanner = scanner_for(header)
         assert copy(scanner).scan(memoryview(data)).consumed == len(data)
@@ -296,7 +296,7 @@ def ends_in(data: bytes, end: int) -> BlockHeader | None:
 
 
 @pytest.mark.parametrize(("header", "data"), [(HEADER, SESSION), (MERGED, BLOCKS)], ids=["session", "merged"])
-def test_a_segment_cut_anywhere_gives_what_is_whole_and_waits(header: SegmentHeader, data: bytes) -> None:
+def test_truncated_segment_yields_whole_frames_and_waits_for_rest(header: SegmentHeader, data: bytes) -> None:
     frames, boundaries = ends_of(header, data)
     for size in range(len(data) + 1):
         scanner = scanner_for(header)
@@ -325,7 +325,7 @@ def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize(("header", "data"), [(HEADER, SESSION), (MERGED, BLOCKS)], ids=["session", "merged"])
-def test_every_flipped_bit_is_noticed_in_its_frame(header: SegmentHeader, data: bytes) -> None:
+def test_flipped_bit_is_detected_in_its_own_frame(header: SegmentHeader, data: bytes) -> None:
     frames, _ = ends_of(header, data)
     for place, flipped in flips(data):
         scanner = scanner_for(header)
@@ -336,7 +336,7 @@ def test_every_flipped_bit_is_noticed_in_its_frame(header: SegmentHeader, data: 
 
 
 @pytest.mark.parametrize(("header", "data"), [(HEADER, SESSION), (MERGED, BLOCKS)], ids=["session", "merged"])
-def test_a_scan_without_values_notices_every_bit_but_theirs(header: SegmentHeader, data: bytes) -> None:
+def test_scan_without_values_detects_flipped_bits_outside_values(header: SegmentHeader, data: bytes) -> None:
     frames, _ = ends_of(header, data)
     batches = scanner_for(header).scan(memoryview(data)).batches
     values = {
@@ -362,7 +362,9 @@ def padded_values(size: int) -> int:
 
 
 @given(segments, st.data())
-def test_nothing_after_a_bad_frame_is_read(segment: tuple[SegmentHeader, bytes], data: st.DataObject) -> None:
+def test_scan_stops_at_corrupt_frame_and_repeats_its_problem(
+    segment: tuple[SegmentHeader, bytes], data: st.DataObject
+) -> None:
     header, content = segment
     if content:
         place = data.draw(st.integers(0, len(content) - 1))
@@ -376,7 +378,7 @@ def test_nothing_after_a_bad_frame_is_read(segment: tuple[SegmentHeader, bytes],
 
 
 @given(st.binary(max_size=400))
-def test_garbage_gives_no_batch(data: bytes) -> None:
+def test_random_bytes_yield_no_batches(data: bytes) -> None:
     for header in (HEADER, MERGED):
         for garbage in (data, b"RTB1" + data, b"RTK1" + data, bytes(len(data))):
             scan = scanner_for(header).scan(memoryview(garbage))
@@ -397,19 +399,19 @@ def test_garbage_gives_no_batch(data: bytes) -> None:
     ],
     ids=["incarnation", "X", "Y", "X and Y changed about"],
 )
-def test_a_batch_of_another_segment_is_refused(elsewhere: SegmentHeader) -> None:
+def test_batch_of_another_segment_fails_columns_checksum(elsewhere: SegmentHeader) -> None:
     assert SessionScanner(HEADER).scan(memoryview(SESSION)).problem is None
     scan = SessionScanner(elsewhere).scan(memoryview(SESSION))
     assert (scan.problem, scan.batches) == ("columns fail their checksum", [])
 
 
 @pytest.mark.parametrize("offset", [72, 128, 64 + 2**20, 64 + 2**32, 2**40])
-def test_a_batch_at_another_offset_is_refused(offset: int) -> None:
+def test_batch_at_another_offset_fails_columns_checksum(offset: int) -> None:
     scan = SessionScanner(HEADER, offset=offset).scan(memoryview(SESSION))
     assert scan.problem == "columns fail their checksum"
 
 
-def test_the_values_of_another_batch_are_refused() -> None:
+def test_values_of_another_batch_fail_values_checksum() -> None:
     data = session_bytes(HEADER, [[Said("t", b"a" * 16)], [Said("t", b"b" * 16)]])
     size = len(data) // 2
     swapped = data[: size - 16] + data[-16:] + data[size:-16] + data[size - 16 : size]
@@ -419,13 +421,13 @@ def test_the_values_of_another_batch_are_refused() -> None:
 
 
 @pytest.mark.parametrize("first", [39, 41, 0, 2**40])
-def test_a_batch_with_another_number_is_refused(first: int) -> None:
+def test_batch_with_wrong_first_number_is_rejected(first: int) -> None:
     data = batch(RUNS[0], first=first, seed=batch_seed(HEADER.seed, 64))
     scan = SessionScanner(HEADER).scan(memoryview(data))
     assert (scan.problem, scan.consumed) == (f"number {first} where 40 must follow", 0)
 
 
-def test_a_batch_that_comes_twice_is_refused() -> None:
+def test_repeated_batch_is_rejected() -> None:
     scan = SessionScanner(HEADER).scan(memoryview(SESSION + SESSION[SESSION_ENDS[2] :]))
     assert scan.problem == "columns fail their checksum"
     assert len(scan.batches) == 3
@@ -444,14 +446,14 @@ DECLARE = declaration_block(1, position=500)
 BLOCK = block_of(PART, position=500)
 
 
-def test_the_blocks_that_are_harmed_below_are_good_before() -> None:
+def test_block_fixtures_are_valid() -> None:
     assert merged_problem(DECLARE, BLOCK) is None
 
 
 @pytest.mark.parametrize(
     "fields", [{"source_run": 4}, {"source_roll": 1}, {"source_offset": 4104}, {"session_id": 2}]
 )
-def test_a_batch_that_comes_from_elsewhere_than_its_block_says_is_refused(fields: dict[str, int]) -> None:
+def test_block_with_wrong_source_or_session_of_its_batches_is_rejected(fields: dict[str, int]) -> None:
     declare = declaration_block(2, position=500)
     assert merged_problem(DECLARE, declare, block_of(PART, position=500, **fields)) == (
         "columns fail their checksum"
@@ -460,7 +462,7 @@ def test_a_batch_that_comes_from_elsewhere_than_its_block_says_is_refused(fields
 
 @pytest.mark.parametrize("position", [499, 501, 0, NUMBER_MAX - 10])
 @pytest.mark.parametrize("kind", [LogKind.MERGED, LogKind.FILTERED])
-def test_a_block_at_another_position_is_refused_unless_a_filter_may_have_left_some_out(
+def test_block_at_wrong_position_is_rejected_except_after_gap_in_filtered_log(
     position: int, kind: LogKind
 ) -> None:
     header = merged_header(kind=kind, first=500)
@@ -472,7 +474,7 @@ def test_a_block_at_another_position_is_refused_unless_a_filter_may_have_left_so
             assert problem == f"position {position} where 500 must follow"
 
 
-def test_a_filtered_log_continues_after_each_jump() -> None:
+def test_filtered_log_continues_after_each_position_gap() -> None:
     header = merged_header(kind=LogKind.FILTERED, first=500)
     blocks = [DECLARE, *(block_of(PART, position=position) for position in (510, 514, 600))]
     scanner = MergedScanner(header)
@@ -567,7 +569,7 @@ HOSTILE_BLOCKS: dict[str, tuple[list[bytes], str]] = {
 
 
 @pytest.mark.parametrize(("blocks", "says"), HOSTILE_BLOCKS.values(), ids=HOSTILE_BLOCKS)
-def test_a_hostile_block_is_refused_however_it_arrives(blocks: list[bytes], says: str) -> None:
+def test_malformed_block_is_rejected_however_bytes_are_split(blocks: list[bytes], says: str) -> None:
     data = in_place(*blocks)
     _, scanner, scan = read_all(MERGED, data)
     assert scan.problem is not None
@@ -579,7 +581,7 @@ def test_a_hostile_block_is_refused_however_it_arrives(blocks: list[bytes], says
 
 
 @pytest.mark.parametrize("count", range(4))
-def test_no_message_beyond_the_end_of_its_block_is_delivered(count: int) -> None:
+def test_messages_beyond_block_message_count_are_not_delivered(count: int) -> None:
     """The next block's positions begin there, whatever is wrong with this one."""
     found, _, scan = read_all(MERGED, in_place(DECLARE, hostile_block(CONTENT, message_count=count)))
     assert scan.problem is not None
@@ -587,7 +589,7 @@ def test_no_message_beyond_the_end_of_its_block_is_delivered(count: int) -> None
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "..", "a/b", "a\0b", ""])
-def test_a_declaration_that_names_no_session_is_refused(name: str) -> None:
+def test_declaration_with_invalid_session_name_is_rejected(name: str) -> None:
     content = struct.pack("<16sHH", bytes(16), len(name), 0) + name.encode()
     content += padding(len(content))
     data = hostile_block(
@@ -600,11 +602,11 @@ def test_a_declaration_that_names_no_session_is_refused(name: str) -> None:
     assert scanner.sessions == {}
 
 
-def test_the_same_declaration_may_come_again() -> None:
+def test_repeated_declaration_is_accepted() -> None:
     assert merged_problem(DECLARE, DECLARE, BLOCK) is None
 
 
-def test_a_block_may_begin_with_batches_that_are_skipped_whole() -> None:
+def test_block_may_start_with_completely_skipped_batch() -> None:
     part = dataclasses.replace(PART, skip=3)
     data = in_place(DECLARE, block_of(part, position=500))
     found, scanner, scan = read_all(MERGED, data)
@@ -641,7 +643,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("fields", HEADERS.values(), ids=HEADERS)
-def test_a_hostile_header_is_refused_before_anything_is_waited_for(fields: dict[str, int]) -> None:
+def test_malformed_batch_header_is_rejected_before_batch_is_complete(fields: dict[str, int]) -> None:
     for header, seed, before in (
         (HEADER, batch_seed(HEADER.seed, 64), b""),
         (MERGED, at_place(4096), DECLARE),
@@ -657,7 +659,7 @@ def test_a_hostile_header_is_refused_before_anything_is_waited_for(fields: dict[
 
 
 @pytest.mark.parametrize("size", [BATCH_BYTES_MAX - 24 - 9, MESSAGE_BYTES_MAX])
-def test_a_large_frame_is_waited_for_and_says_how_much_it_needs(size: int) -> None:
+def test_incomplete_large_frame_reports_bytes_needed(size: int) -> None:
     good = batch([Said("t", b"")], first=40)
     head = forge(
         good[64:89], b"", first=40, values_bytes=size, values_stored=size, total_bytes=64 + 32 + size + 7 & -8
@@ -711,7 +713,7 @@ def forged_batches(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=200)
 @given(forged_batches(), st.sampled_from([b"", bytes(8), SESSION]))
-def test_whatever_a_forger_writes_is_refused_or_decodes_whole(data: bytes, behind: bytes) -> None:
+def test_forged_batch_is_rejected_or_decodes_completely(data: bytes, behind: bytes) -> None:
     scan = SessionScanner(HEADER).scan(memoryview(data + behind))
     assert scan.needed <= 64 + MESSAGE_BYTES_MAX + 2048
     buffer = np.frombuffer(data + behind, np.uint8)
@@ -754,7 +756,7 @@ def forged_blocks(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=200)
 @given(forged_blocks(), st.lists(st.integers(1, 400), min_size=1, max_size=4))
-def test_whatever_blocks_a_forger_writes_positions_stay_dense(data: bytes, sizes: list[int]) -> None:
+def test_forged_blocks_yield_only_dense_positions(data: bytes, sizes: list[int]) -> None:
     found, scanner, scan = read_all(MERGED, data, itertools.cycle(sizes))
     assert scan.needed <= 96 + 2048
     assert [one.position for one in found] == [*range(500, 500 + len(found))]
@@ -768,7 +770,7 @@ def test_whatever_blocks_a_forger_writes_positions_stay_dense(data: bytes, sizes
 
 
 @pytest.mark.parametrize("missing", [0, 8])
-def test_a_frame_larger_than_a_read_is_read_again_only_when_it_is_complete(missing: int) -> None:
+def test_frame_larger_than_read_size_is_read_again_only_if_complete(missing: int) -> None:
     content = encode_segment_header(HEADER) + session_bytes(HEADER, [[Said("trade", bytes(100_000))]])
     content = content[: len(content) - missing]
     reads: list[int] = []
@@ -785,7 +787,7 @@ def test_a_frame_larger_than_a_read_is_read_again_only_when_it_is_complete(missi
         assert reads == [4096, 1, len(data)]
 
 
-def test_numbers_up_to_the_limit_can_be_read() -> None:
+def test_numbers_up_to_limit_are_readable() -> None:
     header = replace(HEADER, first=NUMBER_MAX - 2)
     data = batch(RUNS[2], first=NUMBER_MAX - 2, seed=batch_seed(header.seed, 64))
     found, scanner, _ = read_all(header, data)
@@ -793,7 +795,7 @@ def test_numbers_up_to_the_limit_can_be_read() -> None:
     assert scanner.next == NUMBER_MAX
 
 
-def test_positions_up_to_the_limit_can_be_read() -> None:
+def test_positions_up_to_limit_are_readable() -> None:
     header = replace(MERGED, first=NUMBER_MAX - 5)
     data = in_place(declaration_block(1, position=NUMBER_MAX - 5), block_of(PART, position=NUMBER_MAX - 5))
     found, scanner, scan = read_all(header, data)
@@ -802,7 +804,7 @@ def test_positions_up_to_the_limit_can_be_read() -> None:
     assert scanner.next == NUMBER_MAX - 1
 
 
-def test_a_declaration_is_known_from_where_it_stands() -> None:
+def test_scanner_adds_declarations_without_changing_given_sessions() -> None:
     earlier = {9: Declaration("earlier", bytes(16))}
     scanner = MergedScanner(MERGED, sessions=earlier)
     scanner.scan(memoryview(BLOCKS))
@@ -816,7 +818,7 @@ def test_a_declaration_is_known_from_where_it_stands() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [session_segments, merged_segments])
-def test_two_harms_at_once_are_noticed_as_well(make: Callable[[], Any]) -> None:
+def test_edited_segment_yields_only_messages_before_first_edit(make: Callable[[], Any]) -> None:
     harms: Sequence[Callable[[bytes, int, int], bytes]] = [
         lambda data, a, b: data[:a] + data[b:],
         lambda data, a, b: data[:a] + data[a:b] + data[a:b] + data[b:],

@@ -1,4 +1,4 @@
-"""Segment files: their names, and a header of which no bit goes unnoticed."""
+"""Segment file names, and segment headers in which every flipped bit is detected."""
 
 import struct
 from typing import Any
@@ -58,7 +58,7 @@ def changed(data: bytes, at: int, kind: str, value: int) -> bytes:
 
 
 @given(ids)
-def test_a_segment_is_named_by_its_coordinates_in_decimal(segment: SegmentId) -> None:
+def test_segment_file_name_contains_run_and_roll_in_decimal(segment: SegmentId) -> None:
     assert segment.file_name == str(segment) == f"log.{segment.run}.{segment.roll}"
     assert parse_segment_name(segment.file_name) == segment
 
@@ -94,17 +94,17 @@ def test_a_segment_is_named_by_its_coordinates_in_decimal(segment: SegmentId) ->
         "log.1.2/../x",
     ],
 )
-def test_no_other_name_is_a_segments(name: str) -> None:
+def test_invalid_segment_name_parses_to_none(name: str) -> None:
     assert parse_segment_name(name) is None
 
 
 @given(st.from_regex(r"log\.[0-9+-]{1,11}\.[0-9_]{1,11}\n?", fullmatch=True))
-def test_a_name_that_is_taken_is_the_one_name_of_its_segment(name: str) -> None:
+def test_accepted_segment_name_is_canonical(name: str) -> None:
     segment = parse_segment_name(name)
     assert segment is None or segment.file_name == name
 
 
-def test_segments_sort_by_number_not_by_text() -> None:
+def test_segments_sort_by_number_instead_of_text() -> None:
     names = ["log.10.0", "log.2.10", "log.2.9", "log.2.0"]
     assert [str(segment) for segment in sorted(map(parse_segment_name, names))] == [  # type: ignore[type-var]
         "log.2.0",
@@ -118,14 +118,14 @@ def test_segments_sort_by_number_not_by_text() -> None:
 
 
 @given(headers, st.binary(max_size=20))
-def test_a_header_is_read_as_it_was_written(header: SegmentHeader, behind: bytes) -> None:
+def test_header_survives_encode_and_decode(header: SegmentHeader, behind: bytes) -> None:
     data = encode_segment_header(header)
     assert len(data) == SEGMENT_HEADER_BYTES == 64
     assert decode_segment_header(data + behind, path="log.0.0") == header
     assert decode_segment_header(memoryview(bytearray(data + behind)), path="log.0.0") == header
 
 
-def test_every_flipped_bit_of_a_header_is_damage() -> None:
+def test_header_with_any_flipped_bit_raises_corrupt() -> None:
     data = encode_segment_header(session_header(first=77))
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
@@ -135,7 +135,7 @@ def test_every_flipped_bit_of_a_header_is_damage() -> None:
         assert (caught.value.path, caught.value.offset) == ("/log.3.1", 0)
 
 
-def test_a_header_cut_anywhere_is_damage() -> None:
+def test_truncated_header_raises_corrupt() -> None:
     data = encode_segment_header(merged_header())
     for size in range(len(data)):
         with pytest.raises(rt.Corrupt, match="cut short"):
@@ -143,7 +143,7 @@ def test_a_header_cut_anywhere_is_damage() -> None:
 
 
 @given(st.binary(min_size=64, max_size=64))
-def test_garbage_is_no_header(data: bytes) -> None:
+def test_header_of_random_bytes_is_rejected(data: bytes) -> None:
     with pytest.raises(rt.Corrupt):
         decode_segment_header(data, path="log.0.0")
     with pytest.raises(rt.Corrupt):
@@ -151,7 +151,7 @@ def test_garbage_is_no_header(data: bytes) -> None:
 
 
 @given(st.binary(min_size=48, max_size=48), st.integers(0, 5), st.integers(0, 5))
-def test_what_is_accepted_is_written_back_byte_for_byte(rest: bytes, version: int, kind: int) -> None:
+def test_accepted_header_encodes_to_same_bytes(rest: bytes, version: int, kind: int) -> None:
     data = sealed(struct.pack("<8sHHI", b"RTSEGMNT", version, kind, 0) + rest)
     try:
         header = decode_segment_header(data, path="log.0.0")
@@ -161,27 +161,27 @@ def test_what_is_accepted_is_written_back_byte_for_byte(rest: bytes, version: in
 
 
 @pytest.mark.parametrize("version", [0, 2, 65_535])
-def test_another_version_is_refused_by_name(version: int) -> None:
+def test_unknown_version_raises_error_with_its_number(version: int) -> None:
     data = changed(encode_segment_header(session_header()), 8, "<H", version)
     with pytest.raises(rt.UnknownVersion, match=f"log.3.1.*got {version}, expected 1.*newer rt"):
         decode_segment_header(data, path="log.3.1")
 
 
 @pytest.mark.parametrize("kind", [0, 4, 65_535])
-def test_another_kind_is_refused_by_name(kind: int) -> None:
+def test_unknown_kind_raises_error_with_its_number(kind: int) -> None:
     data = changed(encode_segment_header(session_header()), 10, "<H", kind)
     with pytest.raises(rt.UnknownVersion, match=f"unknown kind.*got {kind}"):
         decode_segment_header(data, path="log.3.1")
 
 
 @pytest.mark.parametrize("first", [-1, NUMBER_MAX, 2**63 - 1, -(2**63)])
-def test_a_first_number_out_of_range_is_damage(first: int) -> None:
+def test_first_number_out_of_range_raises_corrupt(first: int) -> None:
     data = changed(encode_segment_header(session_header()), 24, "<q", first)
     with pytest.raises(rt.Corrupt, match="out of range"):
         decode_segment_header(data, path="log.3.1")
 
 
-def test_a_run_in_a_merged_header_is_damage() -> None:
+def test_merged_header_with_run_id_raises_corrupt() -> None:
     data = changed(encode_segment_header(merged_header()), 56, "<Q", 1)
     with pytest.raises(rt.Corrupt, match="run id in a merged log"):
         decode_segment_header(data, path="log.0.7")
@@ -206,7 +206,7 @@ def test_a_run_in_a_merged_header_is_damage() -> None:
         {"kind": LogKind.FILTERED},
     ],
 )
-def test_an_illegal_header_cannot_be_made(fields: dict[str, Any]) -> None:
+def test_header_with_invalid_fields_raises_value_error(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"bytes|range|int64|merged"):
         replace(session_header(), **fields)
 
@@ -214,7 +214,7 @@ def test_an_illegal_header_cannot_be_made(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("first", [0, NUMBER_MAX - 1])
 @pytest.mark.parametrize("coordinate", [0, 2**32 - 1])
 @pytest.mark.parametrize("created_ns", [-(2**63), 2**63 - 1])
-def test_the_limits_themselves_are_allowed(first: int, coordinate: int, created_ns: int) -> None:
+def test_header_with_limit_values_is_valid(first: int, coordinate: int, created_ns: int) -> None:
     segment = SegmentId(coordinate, coordinate)
     header = SegmentHeader(LogKind.SESSION, segment, first, created_ns, INCARNATION, LIFE)
     assert decode_segment_header(encode_segment_header(header), path=str(segment)) == header
@@ -224,11 +224,11 @@ def test_the_limits_themselves_are_allowed(first: int, coordinate: int, created_
 
 
 @given(headers)
-def test_the_seed_is_the_checksum_of_incarnation_and_coordinates(header: SegmentHeader) -> None:
+def test_segment_seed_is_checksum_of_origin_and_segment_id(header: SegmentHeader) -> None:
     assert header.seed == crc32c(header.origin + struct.pack("<II", *header.id))
 
 
-def test_neighbours_have_other_seeds() -> None:
+def test_segment_seed_depends_only_on_origin_run_and_roll() -> None:
     run, roll = session_header().id
     seeds = [
         session_header().seed,

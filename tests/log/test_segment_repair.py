@@ -1,4 +1,4 @@
-"""A segment is mended by a good copy, byte for byte, and by nothing else; a crash on the way does no harm."""
+"""Repair makes a corrupt segment equal to a good copy, and survives a power cut."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def problem(disk: MemoryDisk, segment: SegmentId = FIRST, path: str = MERGED) ->
 
 
 @pytest.mark.parametrize("segment", [FIRST, SECOND])
-def test_all_that_was_synced_is_checked_and_no_more(segment: SegmentId) -> None:
+def test_segment_check_covers_all_and_only_synced_bytes(segment: SegmentId) -> None:
     disk = written()
     size = disk.size(segment_path(MERGED, segment))
     assert synced_end(disk, MERGED, segment) == size
@@ -65,7 +65,7 @@ def test_all_that_was_synced_is_checked_and_no_more(segment: SegmentId) -> None:
 
 
 @given(st.data())
-def test_a_bit_flipped_anywhere_is_found_and_repaired_to_the_same_bytes(data: st.DataObject) -> None:
+def test_flipped_bit_is_detected_and_repaired_to_original_bytes(data: st.DataObject) -> None:
     disk = written()
     segment = data.draw(st.sampled_from([FIRST, SECOND]))
     path = segment_path(MERGED, segment)
@@ -80,7 +80,7 @@ def test_a_bit_flipped_anywhere_is_found_and_repaired_to_the_same_bytes(data: st
 
 
 @pytest.mark.parametrize("left", [0, 30, 64, 2500])
-def test_a_segment_that_was_cut_off_is_completed(left: int) -> None:
+def test_truncated_segment_is_completed_by_repair(left: int) -> None:
     disk = written()
     path = segment_path(MERGED, FIRST)
     good = disk.read(path)
@@ -89,7 +89,7 @@ def test_a_segment_that_was_cut_off_is_completed(left: int) -> None:
     assert disk.read(path) == good
 
 
-def test_a_segment_that_is_missing_is_replaced_by_the_copy() -> None:
+def test_missing_segment_is_replaced_by_copy() -> None:
     disk = written()
     path = segment_path(MERGED, FIRST)
     good = disk.read(path)
@@ -100,7 +100,7 @@ def test_a_segment_that_is_missing_is_replaced_by_the_copy() -> None:
     assert disk.read(path) == good
 
 
-def test_a_copy_that_differs_from_what_is_valid_changes_nothing() -> None:
+def test_repair_raises_diverged_and_changes_no_bytes_if_copy_differs_in_valid_bytes() -> None:
     disk = written()
     path = segment_path(MERGED, FIRST)
     flip(disk, path, 5000)
@@ -111,7 +111,7 @@ def test_a_copy_that_differs_from_what_is_valid_changes_nothing() -> None:
     assert disk.read(path) == bad
 
 
-def test_what_is_trimmed_is_not_damage() -> None:
+def test_trimmed_segment_has_no_synced_bytes_to_check() -> None:
     disk = written()
     writer = LogWriter.open(MERGED, WHOLE, disk=disk)
     writer.trim(SECOND, TrimReason.SIZE)
@@ -119,7 +119,7 @@ def test_what_is_trimmed_is_not_damage() -> None:
     assert synced_end(disk, MERGED, FIRST) == 0
 
 
-def test_a_segment_that_the_table_forgot_counts_whole_where_another_follows() -> None:
+def test_segment_is_checked_whole_without_table_if_another_follows() -> None:
     disk = written()
     disk.remove(f"{MERGED}/segments")
     assert synced_end(disk, MERGED, FIRST) == disk.size(segment_path(MERGED, FIRST))
@@ -140,7 +140,7 @@ def _is_good_or_still_bad(disk: MemoryDisk, log: Log) -> None:
     assert disk.read(segment_path(MERGED, FIRST)) == good
 
 
-def test_after_a_power_cut_at_any_change_it_can_be_repaired_again() -> None:
+def test_repair_can_be_repeated_after_power_cut_at_any_change() -> None:
     good = written()
 
     def prepare(disk: MemoryDisk) -> None:
@@ -153,7 +153,7 @@ def test_after_a_power_cut_at_any_change_it_can_be_repaired_again() -> None:
     assert sweep(_mend, _is_good_or_still_bad, prepare=prepare) > 1
 
 
-def test_a_segment_that_was_trimmed_while_good_bytes_were_fetched_stays_trimmed() -> None:
+def test_segment_trimmed_before_repair_stays_trimmed() -> None:
     disk = written()
     path = segment_path(MERGED, FIRST)
     end = synced_end(disk, MERGED, FIRST)
@@ -166,9 +166,7 @@ def test_a_segment_that_was_trimmed_while_good_bytes_were_fetched_stays_trimmed(
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_segment_that_is_trimmed_while_it_is_overwritten_stays_trimmed(
-    is_gone: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segment_trimmed_during_repair_stays_trimmed(is_gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = written()
     path = segment_path(MERGED, FIRST)
     end = synced_end(disk, MERGED, FIRST)

@@ -1,4 +1,4 @@
-"""The segments table: every bit of it counts, and what a newer rt wrote is not taken for damage."""
+"""The segments table: corrupt bytes are detected, and newer versions are reported as such."""
 
 import struct
 from typing import Any
@@ -74,13 +74,13 @@ def changed(at: int, kind: str, value: int, data: bytes = DATA) -> bytes:
 
 
 @given(tables())
-def test_a_table_is_read_as_it_was_written(table: SegmentTable) -> None:
+def test_table_survives_encode_and_decode(table: SegmentTable) -> None:
     data = encode_table(table)
     assert len(data) % 8 == 0
     assert decode_table(data, path="segments") == table
 
 
-def test_every_flipped_bit_is_damage() -> None:
+def test_table_with_any_flipped_bit_raises_corrupt() -> None:
     for bit in range(8 * len(DATA)):
         flipped = bytearray(DATA)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -89,7 +89,7 @@ def test_every_flipped_bit_is_damage() -> None:
         assert (caught.value.path, caught.value.offset) == ("/segments", 0)
 
 
-def test_a_table_cut_anywhere_is_damage() -> None:
+def test_truncated_table_raises_corrupt() -> None:
     for size in range(len(DATA)):
         with pytest.raises(rt.Corrupt) as caught:
             decode_table(DATA[:size], path="segments")
@@ -97,14 +97,14 @@ def test_a_table_cut_anywhere_is_damage() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_damage(data: bytes) -> None:
+def test_table_of_random_bytes_raises_corrupt(data: bytes) -> None:
     for garbage in (data, DATA[:8] + data, DATA + data + b"\1"):
         with pytest.raises(rt.Corrupt):
             decode_table(garbage, path="segments")
 
 
 @pytest.mark.parametrize("version", [0, 2, 65_535])
-def test_another_version_is_refused_by_name(version: int) -> None:
+def test_unknown_version_raises_error_with_its_number(version: int) -> None:
     longer = changed(8, "<H", version) + b"what a newer version adds"
     for data in (changed(8, "<H", version), sealed(longer)):
         with pytest.raises(rt.UnknownVersion, match=f"at segments.*got {version}, expected 1.*newer rt"):
@@ -112,13 +112,13 @@ def test_another_version_is_refused_by_name(version: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 4, 65_535])
-def test_another_kind_is_refused_by_name(kind: int) -> None:
+def test_unknown_kind_raises_error_with_its_number(kind: int) -> None:
     with pytest.raises(rt.UnknownVersion, match=f"unknown kind.*got {kind}"):
         decode_table(changed(10, "<H", kind), path="segments")
 
 
 @pytest.mark.parametrize("reason", [9, 2**32 - 1])
-def test_another_reason_of_a_trim_is_refused_by_name(reason: int) -> None:
+def test_unknown_trim_reason_raises_error_with_its_number(reason: int) -> None:
     with pytest.raises(rt.UnknownVersion, match=f"unknown reason.*got {reason}"):
         decode_table(changed(ENTRIES_AT + 72, "<I", reason), path="segments")
 
@@ -146,13 +146,15 @@ def test_another_reason_of_a_trim_is_refused_by_name(reason: int) -> None:
         (ENTRIES_AT + 72, "<I", 0, "trimmed at 99 for reason NONE"),
     ],
 )
-def test_a_hostile_table_whose_checksum_holds_is_damage(at: int, kind: str, value: Any, says: str) -> None:
+def test_malformed_table_with_valid_checksum_raises_corrupt(
+    at: int, kind: str, value: Any, says: str
+) -> None:
     with pytest.raises(rt.Corrupt, match=says):
         decode_table(changed(at, kind, value), path="segments")
 
 
 @given(st.integers(16, len(DATA) - 1), st.integers(0, 255), st.integers(0, len(DATA)))
-def test_any_other_byte_in_it_raises_nothing_else(at: int, value: int, size: int) -> None:
+def test_forged_table_raises_only_corrupt_or_unknown_version(at: int, value: int, size: int) -> None:
     forged = bytearray(DATA[: max(size, 17)])
     forged[min(at, len(forged) - 1)] = value
     for data in (sealed(bytes(forged)), changed(at, "<B", value)):
@@ -176,12 +178,12 @@ def test_any_other_byte_in_it_raises_nothing_else(at: int, value: int, size: int
         {"kind": LogKind.MERGED},
     ],
 )
-def test_an_illegal_identity_cannot_be_made(fields: dict[str, Any]) -> None:
+def test_identity_with_invalid_fields_raises_value_error(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"not a valid name|16 bytes"):
         replace(IDENTITY, **fields)
 
 
-def test_only_a_session_may_have_a_suffix() -> None:
+def test_suffixed_name_is_allowed_only_for_sessions() -> None:
     assert LogIdentity(LogKind.MERGED, CLUSTER, "stream").name == "stream"
     with pytest.raises(rt.InvalidName, match="stream"):
         LogIdentity(LogKind.MERGED, CLUSTER, "stream~1")
@@ -200,7 +202,7 @@ def test_only_a_session_may_have_a_suffix() -> None:
         {"reason": TrimReason.TIME},
     ],
 )
-def test_an_illegal_entry_cannot_be_made(fields: dict[str, Any]) -> None:
+def test_entry_with_invalid_fields_raises_value_error(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"out of range|trimmed at"):
         replace(KEPT, **fields)
 
@@ -208,20 +210,20 @@ def test_an_illegal_entry_cannot_be_made(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "ids", [[(0, 0), (0, 0)], [(0, 1), (0, 0)], [(1, 0), (0, 9)], [(0, 0), (0, 2), (0, 1)]]
 )
-def test_a_table_out_of_order_cannot_be_made(ids: list[tuple[int, int]]) -> None:
+def test_table_with_entries_out_of_order_raises_value_error(ids: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="out of order"):
         SegmentTable(IDENTITY, tuple(replace(KEPT, id=SegmentId(*segment)) for segment in ids))
 
 
 @pytest.mark.parametrize("now_ns", [-5, 0, 1, 10**18])
-def test_a_trimmed_segment_keeps_all_but_its_bytes(now_ns: int) -> None:
+def test_trimmed_entry_keeps_all_other_metadata(now_ns: int) -> None:
     trimmed = KEPT.trimmed(TrimReason.DISK, now_ns)
     assert (KEPT.is_trimmed, trimmed.is_trimmed) == (False, True)
     assert replace(trimmed, trimmed_ns=0, reason=TrimReason.NONE) == KEPT
     assert trimmed.trimmed_ns == max(now_ns, 1)
 
 
-def test_a_sealed_segment_is_added_once() -> None:
+def test_sealed_segment_is_added_or_replaced_once() -> None:
     newer = replace(KEPT, id=SegmentId(0, 2))
     assert TABLE.with_sealed(newer).segments == (TRIMMED, KEPT, newer)
     assert TABLE.with_sealed(newer).with_sealed(newer) == TABLE.with_sealed(newer)
@@ -233,7 +235,7 @@ def test_a_sealed_segment_is_added_once() -> None:
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 12))
-def test_only_the_oldest_trimmed_segments_are_forgotten(trims: list[bool], most: int) -> None:
+def test_only_oldest_trimmed_entries_are_forgotten(trims: list[bool], most: int) -> None:
     segments = tuple(
         replace(TRIMMED if trimmed else KEPT, id=SegmentId(0, roll)) for roll, trimmed in enumerate(trims)
     )
@@ -244,7 +246,7 @@ def test_only_the_oldest_trimmed_segments_are_forgotten(trims: list[bool], most:
     assert list(table.segments) == [segment for segment in segments if segment not in expected]
 
 
-def test_ten_thousand_trimmed_segments_are_remembered() -> None:
+def test_table_keeps_at_most_ten_thousand_trimmed_entries() -> None:
     def table_of(count: int) -> SegmentTable:
         return SegmentTable(IDENTITY, tuple(replace(TRIMMED, id=SegmentId(0, roll)) for roll in range(count)))
 

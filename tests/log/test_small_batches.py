@@ -1,4 +1,4 @@
-"""Runs of small batches: what is verified together is what would be verified one by one."""
+"""Small batches verified together give the same result as batches verified one by one."""
 
 import random
 
@@ -58,7 +58,7 @@ def together(data: bytes, *, values: bool) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("count", [BATCHES_MIN, 40, 300])
 @pytest.mark.parametrize("values", [True, False])
-def test_a_run_is_all_small_batches_that_follow_each_other(count: int, values: bool) -> None:
+def test_group_verification_finds_all_consecutive_small_batches(count: int, values: bool) -> None:
     data = session(count)
     found = together(data, values=values)
     assert found == good_batches(data, values=values)
@@ -66,9 +66,7 @@ def test_a_run_is_all_small_batches_that_follow_each_other(count: int, values: b
 
 
 @given(at=st.integers(0, 10**9), flipped=st.integers(1, 255), values=st.booleans())
-def test_one_changed_byte_ends_the_run_where_reading_one_by_one_ends(
-    at: int, flipped: int, values: bool
-) -> None:
+def test_group_and_single_verification_stop_at_same_changed_byte(at: int, flipped: int, values: bool) -> None:
     data = bytearray(session(60))
     data[at % len(data)] ^= flipped
     alone = good_batches(bytes(data), values=values)
@@ -78,14 +76,14 @@ def test_one_changed_byte_ends_the_run_where_reading_one_by_one_ends(
 
 
 @given(cut=st.integers(0, 10**9))
-def test_what_is_cut_short_ends_the_run(cut: int) -> None:
+def test_group_verification_stops_before_truncated_batch(cut: int) -> None:
     whole = session(60)
     data = whole[: cut % len(whole) & -8]
     alone = good_batches(data, values=True)
     assert together(data, values=True) == (alone if len(alone) >= BATCHES_MIN else [])
 
 
-def test_few_or_large_or_compressed_batches_are_no_run() -> None:
+def test_group_verification_skips_few_large_or_compressed_batches() -> None:
     assert together(session(BATCHES_MIN - 1), values=True) == []
     large = session_bytes(HEADER, [[Said("t", bytes(9000))]] * 40)
     assert together(large, values=True) == []
@@ -108,7 +106,7 @@ def test_few_or_large_or_compressed_batches_are_no_run() -> None:
         {"values_bytes": 1},
     ],
 )
-def test_a_forged_header_with_good_checksums_ends_the_run(said: dict[str, int]) -> None:
+def test_group_verification_stops_before_forged_header_with_valid_checksum(said: dict[str, int]) -> None:
     data = b""
     for number in range(40):
         seed = batch_seed(HEADER.seed, SEGMENT_HEADER_BYTES + len(data))

@@ -1,4 +1,4 @@
-"""A reader that starts at a stored position finds out if a forced reset has replaced what it had read."""
+"""A reader at a stored position detects that a forced reset replaced messages it had read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +57,9 @@ def read(path: str, position: int, epoch: int | None, *, follow: bool = False) -
 
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("position", [11, 20, 29, 30])
-def test_messages_after_replaced_ones_are_not_read(log: Log, position: int, follow: bool) -> None:
+def test_stored_position_after_replaced_messages_raises_diverged(
+    log: Log, position: int, follow: bool
+) -> None:
     with rt.LogReader(log.path, position=position, epoch=0, follow=follow) as reader:
         for _ in range(2):
             with pytest.raises(Diverged, match="Start again at position 10") as raised:
@@ -71,11 +73,11 @@ def test_messages_after_replaced_ones_are_not_read(log: Log, position: int, foll
 @pytest.mark.parametrize(
     ("position", "epoch"), [(0, 0), (9, 0), (10, 0), (11, FORCED), (29, FORCED), (29, FORCED + 3), (25, None)]
 )
-def test_what_a_reset_did_not_replace_is_read(log: Log, position: int, epoch: int | None) -> None:
+def test_stored_position_unaffected_by_reset_is_read(log: Log, position: int, epoch: int | None) -> None:
     assert read(log.path, position, epoch) == list(range(position, 30))
 
 
-def test_a_hard_reset_replaces_nothing(tmp_path: Path) -> None:
+def test_stored_position_stays_valid_after_hard_reset(tmp_path: Path) -> None:
     log = Log(tmp_path, "new")
     log.add(10)
     log.log.roll(5)
@@ -86,14 +88,14 @@ def test_a_hard_reset_replaces_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trimmed", [SegmentId(FORCED, 0), SegmentId(FORCED, 1)])
-def test_a_reset_is_found_after_its_place_was_trimmed(log: Log, trimmed: SegmentId) -> None:
+def test_forced_reset_is_detected_after_its_position_was_trimmed(log: Log, trimmed: SegmentId) -> None:
     log.log.trim(trimmed)
     with pytest.raises(Diverged, match="Start again at position 10"):
         read(log.path, 20, 0)
     assert read(log.path, 20, FORCED) == list(range(20, 30))
 
 
-def test_a_reset_is_found_after_it_was_forgotten(log: Log) -> None:
+def test_forced_reset_is_detected_after_segments_table_is_deleted(log: Log) -> None:
     """The next message is the first one that is kept. It is of the epoch of the one before it."""
     log.log.trim(SegmentId(FORCED, 1))
     for name in ("segments", "durable"):
@@ -104,7 +106,7 @@ def test_a_reset_is_found_after_it_was_forgotten(log: Log) -> None:
     assert read(log.path, 20, FORCED) == list(range(20, 30))
 
 
-def test_of_several_forced_resets_the_first_one_counts(log: Log) -> None:
+def test_first_of_several_forced_resets_is_reported(log: Log) -> None:
     log.log.roll(2 * FORCED)
     log.add(40)
     for epoch, first in ((0, 10), (FORCED, 30)):
@@ -118,7 +120,7 @@ def test_of_several_forced_resets_the_first_one_counts(log: Log) -> None:
     assert read(log.path, 30, FORCED) == list(range(30, 40))
 
 
-def test_a_position_after_the_end_of_what_replaced_it_is_not_waited_for(log: Log) -> None:
+def test_stored_position_after_end_of_replacement_log_raises_diverged(log: Log) -> None:
     for follow in (False, True):
         with rt.LogReader(log.path, position=35, epoch=0, follow=follow) as reader:
             for _ in range(2):
@@ -129,7 +131,7 @@ def test_a_position_after_the_end_of_what_replaced_it_is_not_waited_for(log: Log
         read(log.path, 35, FORCED)
 
 
-def test_a_reset_after_the_end_of_a_lagging_log_is_noticed_when_it_comes(tmp_path: Path) -> None:
+def test_follower_ahead_of_lagging_log_raises_diverged_when_forced_reset_arrives(tmp_path: Path) -> None:
     log = Log(tmp_path, "new")
     log.add(10)
     with FollowReader(
@@ -143,7 +145,7 @@ def test_a_reset_after_the_end_of_a_lagging_log_is_noticed_when_it_comes(tmp_pat
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_after_a_gap_the_position_is_right_in_the_epoch_where_the_log_begins(log: Log, is_open: bool) -> None:
+def test_reader_after_gap_has_position_and_epoch_of_log_start(log: Log, is_open: bool) -> None:
     with rt.LogReader(log.path, position=5, epoch=0) as reader:
         if is_open:
             assert len(reader.poll(1)) == 1
@@ -156,7 +158,7 @@ def test_after_a_gap_the_position_is_right_in_the_epoch_where_the_log_begins(log
     assert read(log.path, position, epoch) == list(range(20, 30))
 
 
-def test_the_epoch_of_a_reader_is_that_of_what_it_has_read(log: Log) -> None:
+def test_reader_epoch_is_epoch_of_last_read_message(log: Log) -> None:
     with rt.LogReader(log.path, position=0, on_event=list[Event]().append) as reader:
         assert reader.epoch is None
         reader.poll(5)
@@ -175,7 +177,7 @@ def test_the_epoch_of_a_reader_is_that_of_what_it_has_read(log: Log) -> None:
         assert subscriber.epoch == FORCED
 
 
-def test_a_reader_finds_out_that_its_log_was_replaced(tmp_path: Path) -> None:
+def test_follower_raises_diverged_after_log_files_are_replaced(tmp_path: Path) -> None:
     """The directory of a node that continues with another node's log: the old files are gone."""
     old = Log(tmp_path / "old", "old")
     old.add(20)
@@ -195,7 +197,7 @@ def test_a_reader_finds_out_that_its_log_was_replaced(tmp_path: Path) -> None:
             reader.poll(100, timeout=60)
 
 
-def test_what_was_trimmed_before_it_was_read_is_not_taken_for_replaced(tmp_path: Path) -> None:
+def test_messages_trimmed_before_reading_are_skipped_without_diverged(tmp_path: Path) -> None:
     """The reader is at position 10. A reset is forced at 15, and two trims overtake the reader."""
     log, events = Log(tmp_path, "new"), list[Event]()
     log.add(10)
@@ -252,7 +254,9 @@ def lost(tmp_path: Path) -> Iterator[Log]:
     lost.close()
 
 
-def test_a_named_subscriber_does_not_resume_after_messages_that_were_replaced(log: Log, lost: Log) -> None:
+def test_named_subscriber_raises_diverged_after_acknowledged_messages_are_replaced(
+    log: Log, lost: Log
+) -> None:
     acknowledge(lost, 20)
     replace(lost, log)
     for _ in range(2):
@@ -267,7 +271,7 @@ def test_a_named_subscriber_does_not_resume_after_messages_that_were_replaced(lo
         assert [message.position for message in subscriber.poll()] == list(range(15, 30))
 
 
-def test_a_subscriber_whose_log_is_replaced_while_it_runs_stores_what_it_has_read(
+def test_subscriber_with_log_replaced_while_running_stores_epoch_of_read_messages(
     log: Log, lost: Log
 ) -> None:
     with rt.Subscriber(lost.path, "s", name="reader") as subscriber:
@@ -287,7 +291,7 @@ def test_a_subscriber_whose_log_is_replaced_while_it_runs_stores_what_it_has_rea
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
-def test_a_reader_of_a_directory_that_was_moved_away_does_not_go_on_after_replaced_messages(
+def test_subscriber_raises_diverged_if_log_directory_is_moved_and_replaced(
     log: Log, lost: Log, is_trimmed: bool
 ) -> None:
     """A moved file still has a name, and nothing else shows that the segment is not the directory's. With
@@ -309,12 +313,12 @@ def test_a_reader_of_a_directory_that_was_moved_away_does_not_go_on_after_replac
         assert (subscriber.position, subscriber.epoch) == (20, 0)
 
 
-def test_a_named_subscriber_resumes_before_and_after_a_forced_reset(log: Log) -> None:
+def test_named_subscriber_resumes_before_and_after_forced_reset(log: Log) -> None:
     for end in (5, 10, 15, 30):
         acknowledge(log, end)
 
 
-def test_a_position_that_was_acknowledged_before_anything_was_read_has_no_epoch(log: Log) -> None:
+def test_position_acknowledged_before_first_read_has_no_epoch(log: Log) -> None:
     with rt.Subscriber(log.path, "s", name="reader", position=15) as subscriber:
         subscriber.ack(15)
         assert subscriber.epoch is None
@@ -322,7 +326,7 @@ def test_a_position_that_was_acknowledged_before_anything_was_read_has_no_epoch(
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_the_end_of_a_log_is_right_in_the_epoch_of_its_last_segment(log: Log, follow: bool) -> None:
+def test_latest_position_has_epoch_of_last_segment(log: Log, follow: bool) -> None:
     def epoch_of_end() -> int | None:
         with rt.LogReader(log.path, position="latest", follow=follow) as reader:
             assert reader.position == 30
@@ -335,7 +339,7 @@ def test_the_end_of_a_log_is_right_in_the_epoch_of_its_last_segment(log: Log, fo
     assert epoch_of_end() == FORCED + 1
 
 
-def test_a_session_log_has_no_epoch(tmp_path: Path) -> None:
+def test_session_log_has_no_epoch(tmp_path: Path) -> None:
     for _ in range(2):
         with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
             publisher.publish(b"v")
@@ -346,13 +350,13 @@ def test_a_session_log_has_no_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", ["earliest", "latest", None])
-def test_an_epoch_without_a_position_is_refused(log: Log, position: str | None) -> None:
+def test_epoch_without_numeric_position_is_rejected(log: Log, position: str | None) -> None:
     with pytest.raises(InvalidOption, match="epoch= belongs to a number as position="):
         rt.Subscriber(log.path, "s", position=position, epoch=0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("epoch", [-1, 1 << 24, True, "0", 1.0])
-def test_what_is_not_the_number_of_an_epoch_is_refused(log: Log, epoch: int) -> None:
+def test_invalid_epoch_is_rejected(log: Log, epoch: int) -> None:
     with pytest.raises(InvalidOption, match="invalid epoch"):
         rt.Subscriber(log.path, "s", position=0, epoch=epoch)
     with pytest.raises(InvalidOption, match="invalid epoch"):

@@ -1,6 +1,4 @@
-"""Where a time begins: the search with table and index against a look at every message, and readers that
-start there.
-"""
+"""Time search with table and index agrees with a full scan, and readers can start at a time."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def check_every_time(feeds: Feeds, disk: MemoryDisk) -> None:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEP, max_size=12))
-def test_a_time_is_where_a_look_at_every_message_finds_it(steps: list[Any]) -> None:
+def test_time_search_agrees_with_full_scan(steps: list[Any]) -> None:
     disk = MemoryDisk()
     feeds = merged(disk, steps)
     check_every_time(feeds, disk)
@@ -95,7 +93,7 @@ def test_a_time_is_where_a_look_at_every_message_finds_it(steps: list[Any]) -> N
     seed=st.integers(0, 2**20),
     way=st.sampled_from(["lost", "cut", "flipped", "of another segment"]),
 )
-def test_a_lost_or_damaged_index_changes_no_answer(steps: list[Any], seed: int, way: str) -> None:
+def test_time_search_is_unchanged_by_missing_or_corrupt_index(steps: list[Any], seed: int, way: str) -> None:
     disk = MemoryDisk()
     feeds = merged(disk, steps)
     names = [path for path in disk.paths() if "/merged/index." in path]
@@ -116,7 +114,9 @@ def test_a_lost_or_damaged_index_changes_no_answer(steps: list[Any], seed: int, 
 
 @settings(max_examples=60, deadline=None)
 @given(stamps=st.lists(STAMPS, max_size=8), dedup_id=st.sampled_from([None, "twins"]))
-def test_a_time_is_found_in_the_log_of_a_session(stamps: list[list[int]], dedup_id: str | None) -> None:
+def test_time_search_in_session_log_finds_first_message_not_before_time(
+    stamps: list[list[int]], dedup_id: str | None
+) -> None:
     disk = MemoryDisk()
     with rt.Publisher(
         "/log", "s", publisher_id="feed", dedup_id=dedup_id, linger_ms=60_000, roll_bytes=4096, disk=disk
@@ -157,9 +157,7 @@ class CountingDisk(RealDisk):
         return CountedFile(file, self) if "/log." in path else file
 
 
-def test_a_search_reads_about_a_stride_of_one_segment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_search_reads_about_one_index_stride(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(active_segment, "INDEX_STRIDE_BYTES", 2**20)
     feeds = Feeds(tmp_path)
     for _ in range(3):
@@ -176,7 +174,7 @@ def test_a_search_reads_about_a_stride_of_one_segment(
         assert disk.read_bytes < 3 * 2**20  # A stride and a batch, and the first frame twice.
 
 
-def test_damage_is_named_by_a_look_up_and_met_by_a_reader_that_starts_there(tmp_path: Path) -> None:
+def test_truncated_segment_raises_corrupt_in_time_lookup_and_in_reader_starting_there(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     for first in (0, 10, 20):
         feeds.publish("a", [bytes(100)] * 10, "t", range(first, first + 10))
@@ -203,7 +201,7 @@ def test_damage_is_named_by_a_look_up_and_met_by_a_reader_that_starts_there(tmp_
             list(reader)
 
 
-def test_a_log_that_grows_during_the_search_is_not_taken_for_damaged(
+def test_time_search_survives_log_growth_during_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=60_000) as publisher:
@@ -239,7 +237,7 @@ def read(reader: Any) -> list[int]:
     return [message.timestamp_ns - NEW_YEAR_NS for message in reader]
 
 
-def test_a_reader_starts_at_a_datetime_of_any_timezone(tmp_path: Path) -> None:
+def test_reader_starts_at_datetime_of_any_timezone(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publish(publisher, -1, 1000, 500, 2000)
     with rt.LogReader(publisher.directory, position=NEW_YEAR) as reader:
@@ -258,7 +256,9 @@ def test_a_reader_starts_at_a_datetime_of_any_timezone(tmp_path: Path) -> None:
         (datetime(2500, 1, 1, tzinfo=UTC), "out of range"),
     ],
 )
-def test_a_time_that_is_not_clear_is_refused(tmp_path: Path, time: datetime, why: str) -> None:
+def test_naive_or_out_of_range_datetime_raises_invalid_option(
+    tmp_path: Path, time: datetime, why: str
+) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publish(publisher, 1)
     with pytest.raises(rt.InvalidOption, match=why):
@@ -269,7 +269,7 @@ def test_a_time_that_is_not_clear_is_refused(tmp_path: Path, time: datetime, why
         assert subscriber.position == 0
 
 
-def test_a_time_that_no_message_has_yet_passes_over_what_comes_before_it(tmp_path: Path) -> None:
+def test_subscriber_at_future_time_skips_earlier_messages(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publish(publisher, 1, 2)
         with rt.Subscriber(
@@ -299,7 +299,7 @@ def test_a_time_that_no_message_has_yet_passes_over_what_comes_before_it(tmp_pat
             assert subscriber.position == 7
 
 
-def test_the_index_of_these_tests_has_many_entries() -> None:
+def test_index_of_test_log_has_more_than_8_entries() -> None:
     disk = MemoryDisk()
     feeds = merged(disk, [("publish", "a", list(range(5)))] * 10)
     header = read_header(disk, feeds.path, SegmentId(0, 0))
@@ -309,7 +309,7 @@ def test_the_index_of_these_tests_has_many_entries() -> None:
 
 
 @pytest.mark.parametrize("failing_write", range(7))
-def test_a_declaration_that_the_index_is_missing_hides_no_message(failing_write: int) -> None:
+def test_reader_from_any_position_misses_no_message_if_index_omits_declaration(failing_write: int) -> None:
     """0: a bit of it is flipped."""
     disk = MemoryDisk()
     feeds = Feeds("/log", disk=disk)

@@ -1,4 +1,4 @@
-"""Which topics a pattern has: as `fnmatch` says, with a cost that no pattern can raise."""
+"""Topic patterns match as `fnmatch` does, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_patterns_match_as_fnmatch_does(pattern: str, others: list[str], topic: 
 
 
 @given(names=st.lists(_TEXT), topic=_TEXT)
-def test_names_stand_for_themselves_alone(names: list[str], topic: str) -> None:
+def test_named_topics_match_only_themselves(names: list[str], topic: str) -> None:
     found = TopicPatterns.named(names)
     assert (topic in found) == (topic in names)
     assert all(name in found for name in names)
@@ -50,19 +50,19 @@ def test_names_stand_for_themselves_alone(names: list[str], topic: str) -> None:
         [b"trades"],
     ],
 )
-def test_patterns_that_match_nothing_or_cost_too_much_are_refused(patterns: Any) -> None:
+def test_invalid_or_too_costly_patterns_raise_invalid_option(patterns: Any) -> None:
     with pytest.raises(InvalidOption, match="topics"):
         check_topics(patterns)
 
 
 @pytest.mark.parametrize("topics", [[str(n) for n in range(1025)], [str(n) * 300 for n in range(100, 200)]])
-def test_a_pull_names_a_bounded_number_of_topics(topics: Collection[str]) -> None:
+def test_pull_rejects_too_many_topics(topics: Collection[str]) -> None:
     assert check_topics(topics) is not None
     with pytest.raises(InvalidOption, match="pull"):
         check_wanted(topics)
 
 
-def test_the_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_match_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_patterns, "_TOPICS_KEPT", 100)
     monkeypatch.setattr(topic_patterns, "_CHARACTERS_KEPT", 100)
     found = TopicPatterns(["*7"])

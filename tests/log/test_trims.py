@@ -1,4 +1,4 @@
-"""Trimming a log: what the table says before a byte goes, on full disks too; and what others have trimmed."""
+"""Trimming a log: the table is written before bytes are deleted, on full disks too; trims by others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def said(writer: LogWriter) -> list[tuple[TrimReason, int]]:
     return [(one.reason, one.trimmed_ns) for one in writer.table.segments]
 
 
-def test_each_segment_goes_for_its_own_reason_and_at_its_time(disk: MemoryDisk) -> None:
+def test_each_trimmed_segment_keeps_its_own_reason_and_time(disk: MemoryDisk) -> None:
     writer = opened(disk)
     gone = writer.trim_each({FIRST: (TrimReason.TIME, 7), SECOND: (TrimReason.SIZE, 8)})
     assert [one.id for one in gone] == [FIRST, SECOND]
@@ -58,7 +58,7 @@ def test_each_segment_goes_for_its_own_reason_and_at_its_time(disk: MemoryDisk) 
     writer.close()
 
 
-def test_without_space_for_the_table_nothing_goes_and_it_may_be_tried_again(disk: MemoryDisk) -> None:
+def test_trim_without_space_for_table_deletes_no_segment_and_can_be_retried(disk: MemoryDisk) -> None:
     writer = opened(disk)
     disk.capacity_bytes = disk.used_bytes
     with pytest.raises(DiskFull):
@@ -71,7 +71,7 @@ def test_without_space_for_the_table_nothing_goes_and_it_may_be_tried_again(disk
     writer.close()
 
 
-def test_on_a_disk_without_any_space_what_is_trimmed_makes_room_for_the_table(disk: MemoryDisk) -> None:
+def test_trim_on_full_disk_deletes_index_of_trimmed_segment_to_fit_table(disk: MemoryDisk) -> None:
     writer = opened(disk)
     indexes = [f"{PATH}/{index_file_name(segment)}" for segment in (FIRST, SECOND)]
     for index in indexes:
@@ -87,7 +87,7 @@ def test_on_a_disk_without_any_space_what_is_trimmed_makes_room_for_the_table(di
     writer.close()
 
 
-def test_what_could_not_be_emptied_is_with_the_next_trim(disk: MemoryDisk) -> None:
+def test_next_trim_empties_segment_left_by_failed_truncate(disk: MemoryDisk) -> None:
     writer = opened(disk)
     disk.fail("truncate", error=errno.ENOSPC)
     with pytest.raises(DiskFull):
@@ -104,7 +104,7 @@ def trimmed(segment: SegmentId) -> SealedSegment:
 
 
 @pytest.mark.parametrize("damaged", [FIRST, SECOND, THIRD])
-def test_what_others_trimmed_is_not_looked_at_and_listed_as_they_have_it(
+def test_corrupt_segment_trimmed_elsewhere_is_emptied_and_listed_with_given_reason(
     damaged: SegmentId, disk: MemoryDisk
 ) -> None:
     disk.write(f"{PATH}/{damaged.file_name}", b"x" * 63)
@@ -120,7 +120,7 @@ def test_what_others_trimmed_is_not_looked_at_and_listed_as_they_have_it(
     opened(disk).close()
 
 
-def test_what_others_trimmed_and_is_not_here_is_not_listed(disk: MemoryDisk) -> None:
+def test_segments_trimmed_elsewhere_and_missing_here_are_not_listed(disk: MemoryDisk) -> None:
     writer = opened(disk, (trimmed(SegmentId(0, 3)), trimmed(SegmentId(0, 4))))
     assert said(writer) == [(TrimReason.NONE, 0)] * 2
     assert writer.active is not None

@@ -1,4 +1,4 @@
-"""What is given up from the page cache: whole steps, once, never beyond what was asked; no byte is lost."""
+"""Page cache release: whole steps, once, never beyond the requested offset, and without losing bytes."""
 
 import os
 import time
@@ -25,7 +25,7 @@ class Recording:
 
 
 @given(st.lists(st.integers(-(2**25), 2**27), min_size=1))
-def test_all_before_a_place_is_given_up_in_steps_and_nothing_behind_it(places: list[int]) -> None:
+def test_uncache_releases_whole_steps_before_offset_and_no_bytes_after_it(places: list[int]) -> None:
     file = Recording()
     active = ActiveSegment(HEADER, file, 2**27, 0)  # type: ignore[arg-type]
     furthest = 0
@@ -49,7 +49,7 @@ def file_system(path: Path) -> str:
     return max((point, kind) for point, kind in mounts if path.is_relative_to(point))[1]
 
 
-def test_a_real_file_keeps_its_bytes_and_gives_up_the_memory_of_those_that_are_synced(tmp_path: Path) -> None:
+def test_uncache_of_real_file_keeps_its_bytes_and_frees_synced_pages(tmp_path: Path) -> None:
     path = tmp_path / "file"
     content = os.urandom(1 << 20) * 12
     file = REAL.create(str(path))

@@ -1,4 +1,4 @@
-"""Verifying session logs: flipped bits, numbers, contents."""
+"""Verifying session logs: flipped bits, message numbers and batch contents."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_each_flipped_bit_is_found(disk: MemoryDisk, directory: str, segment: 
 # Whole logs
 
 
-def test_a_whole_log_is_told_segment_by_segment(disk: MemoryDisk) -> None:
+def test_valid_log_is_reported_segment_by_segment(disk: MemoryDisk) -> None:
     publish(disk, 4, size=2000, roll_bytes=8192)
     publish(disk, 2)
     report = verify(DIRECTORY, disk=disk)
@@ -78,24 +78,24 @@ def test_a_whole_log_is_told_segment_by_segment(disk: MemoryDisk) -> None:
     ]
 
 
-def test_a_log_without_messages_is_whole(disk: MemoryDisk) -> None:
+def test_log_without_messages_has_no_problems(disk: MemoryDisk) -> None:
     publish(disk, 0)
     assert verify(DIRECTORY, disk=disk).all_problems == []
 
 
-def test_compressed_batches_are_verified_too(disk: MemoryDisk) -> None:
+def test_compressed_batches_are_verified(disk: MemoryDisk) -> None:
     publish(disk, 3, size=5000, compression="zstd")
     report = verify(DIRECTORY, disk=disk)
     assert report.all_problems == []
     assert report.segments[0].message_count == 9
 
 
-def test_a_batch_larger_than_one_read_is_verified(disk: MemoryDisk) -> None:
+def test_batch_larger_than_one_read_is_verified(disk: MemoryDisk) -> None:
     publish(disk, 2, size=3 * 2**20, batch_bytes=16 * 2**20)
     assert verify(DIRECTORY, disk=disk).all_problems == []
 
 
-def test_progress_ends_at_the_bytes_there_are(disk: MemoryDisk) -> None:
+def test_progress_increases_and_ends_near_total_bytes(disk: MemoryDisk) -> None:
     publish(disk, 4, size=2000, roll_bytes=8192)
     seen: list[tuple[int, int]] = []
     verify(DIRECTORY, disk=disk, on_progress=lambda done, total: seen.append((done, total)))
@@ -105,13 +105,13 @@ def test_progress_ends_at_the_bytes_there_are(disk: MemoryDisk) -> None:
     assert [now for now, _ in seen] == sorted(now for now, _ in seen)
 
 
-def test_what_is_no_log_is_told_so(disk: MemoryDisk, tmp_path: Path) -> None:
+def test_directory_without_log_raises_log_not_found(disk: MemoryDisk, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(rt.LogNotFound):
             verify(path)
 
 
-def test_a_log_is_verified_without_writing_or_locking(disk: MemoryDisk) -> None:
+def test_verify_reads_open_log_without_writing_or_locking(disk: MemoryDisk) -> None:
     with open_publisher(disk) as publisher:
         publisher.publish(b"value")
         publisher.flush()
@@ -121,25 +121,25 @@ def test_a_log_is_verified_without_writing_or_locking(disk: MemoryDisk) -> None:
 # Flipped bits
 
 
-def test_each_flipped_bit_of_the_newest_segment_is_found_at_its_batch(disk: MemoryDisk) -> None:
+def test_flipped_bit_in_newest_segment_is_found_at_its_batch(disk: MemoryDisk) -> None:
     publish(disk, 3)
     assert_each_flipped_bit_is_found(disk, DIRECTORY, SegmentId(0, 0))
 
 
-def test_each_flipped_bit_of_a_sealed_segment_is_found_at_its_batch(disk: MemoryDisk) -> None:
+def test_flipped_bit_in_sealed_segment_is_found_at_its_batch(disk: MemoryDisk) -> None:
     publish(disk, 2)
     publish(disk, 1)
     assert_each_flipped_bit_is_found(disk, DIRECTORY, SegmentId(0, 0))
 
 
-def test_each_flipped_bit_of_a_merged_segment_is_found_at_its_frame(disk: MemoryDisk) -> None:
+def test_flipped_bit_in_merged_segment_is_found_at_its_frame(disk: MemoryDisk) -> None:
     sessions = [publish(disk, 2, "a", size=1), publish(disk, 1, "b", size=1)]
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge_all(sessions, block_bytes=4096)
     assert_each_flipped_bit_is_found(disk, MERGED, SegmentId(0, 0))
 
 
-def test_each_flipped_bit_of_the_table_is_found(disk: MemoryDisk) -> None:
+def test_flipped_bit_in_table_is_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 1)
     publish(disk, 1)
     path = f"{DIRECTORY}/{TABLE_FILE}"
@@ -151,7 +151,7 @@ def test_each_flipped_bit_of_the_table_is_found(disk: MemoryDisk) -> None:
         disk.flip_bit(path, offset, offset % 8)
 
 
-def test_each_flipped_bit_of_the_durable_end_is_noted(disk: MemoryDisk) -> None:
+def test_flipped_bit_in_durable_end_is_reported_as_note(disk: MemoryDisk) -> None:
     publish(disk, 2)
     path = f"{DIRECTORY}/{DURABLE_FILE}"
     for offset in range(2 * RECORD_BYTES):
@@ -162,7 +162,7 @@ def test_each_flipped_bit_of_the_durable_end_is_noted(disk: MemoryDisk) -> None:
         disk.flip_bit(path, offset, offset % 8)
 
 
-def test_each_flipped_bit_of_an_index_is_noted(disk: MemoryDisk) -> None:
+def test_flipped_bit_in_index_is_reported_as_note(disk: MemoryDisk) -> None:
     publish(disk, 4, size=400_000, batch_bytes=2**20)
     path = f"{DIRECTORY}/index.0.0"
     assert len(disk.read(path)) >= 3 * ENTRY_BYTES
@@ -174,7 +174,7 @@ def test_each_flipped_bit_of_an_index_is_noted(disk: MemoryDisk) -> None:
         disk.flip_bit(path, offset, offset % 8)
 
 
-def test_an_index_entry_that_points_elsewhere_is_noted(disk: MemoryDisk) -> None:
+def test_index_entry_with_wrong_target_is_reported_as_note(disk: MemoryDisk) -> None:
     publish(disk, 3)
     header = read_header(disk, DIRECTORY, SegmentId(0, 0))
     assert header is not None
@@ -186,7 +186,7 @@ def test_an_index_entry_that_points_elsewhere_is_noted(disk: MemoryDisk) -> None
     assert notes(report) == [(path, 0), (path, ENTRY_BYTES)]
 
 
-def test_all_damage_is_told_not_only_the_first(disk: MemoryDisk) -> None:
+def test_corruption_in_several_segments_is_reported_for_each(disk: MemoryDisk) -> None:
     publish(disk, 4, size=2000, roll_bytes=8192)
     for roll in (0, 2, 3):
         disk.flip_bit(segment_path(DIRECTORY, 0, roll), 5000, 1)
@@ -207,13 +207,13 @@ def start_at(disk: MemoryDisk, segment: SegmentId, first: int, *, dedup_id: str 
     writer.close()
 
 
-def test_numbers_that_jump_within_run_are_damage(disk: MemoryDisk) -> None:
+def test_number_jump_within_run_is_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 1)
     start_at(disk, SegmentId(0, 1), 7)
     assert damage(verify(DIRECTORY, disk=disk)) == [(segment_path(DIRECTORY, 0, 1), 0)]
 
 
-def test_numbers_that_jump_over_runs_are_notes(disk: MemoryDisk) -> None:
+def test_number_jump_between_runs_is_reported_as_note(disk: MemoryDisk) -> None:
     publish(disk, 1)
     start_at(disk, SegmentId(1, 0), 7)
     report = verify(DIRECTORY, disk=disk)
@@ -221,7 +221,7 @@ def test_numbers_that_jump_over_runs_are_notes(disk: MemoryDisk) -> None:
     assert notes(report) == [(segment_path(DIRECTORY, 1, 0), 0)]
 
 
-def test_numbers_of_a_dedup_session_may_jump_over_run(disk: MemoryDisk) -> None:
+def test_number_jump_between_runs_of_dedup_session_is_no_problem(disk: MemoryDisk) -> None:
     publish(disk, 1, dedup_id="twins")
     start_at(disk, SegmentId(1, 0), 7, dedup_id="twins")
     assert verify(DIRECTORY, disk=disk).all_problems == []
@@ -256,7 +256,7 @@ def forged_log(disk: MemoryDisk, content: Callable[[int], bytes]) -> None:
         ([0, 8], [0, 1], b"t", 6, False),
     ],
 )
-def test_contents_that_no_reader_would_accept_are_bad_messages_and_no_damage(
+def test_invalid_batch_contents_are_reported_as_bad_messages_not_corruption(
     disk: MemoryDisk, offsets: list[int], topic_offsets: list[int], text: bytes, stamp: int, is_good: bool
 ) -> None:
     forged = columns(offsets, [stamp], [], topic_offsets, text)
@@ -268,7 +268,7 @@ def test_contents_that_no_reader_would_accept_are_bad_messages_and_no_damage(
     assert bad_messages(report) == ([] if is_good else [(segment_path(DIRECTORY, 0, 0), 64)])
 
 
-def test_a_bad_batch_among_small_ones_is_told_by_its_own_offset(disk: MemoryDisk) -> None:
+def test_bad_batch_among_small_batches_is_reported_at_its_own_offset(disk: MemoryDisk) -> None:
     writer = LogWriter.open(DIRECTORY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
     writer.start(SegmentId(0, 0), first=0)
     places = []
@@ -293,7 +293,7 @@ def test_a_bad_batch_among_small_ones_is_told_by_its_own_offset(disk: MemoryDisk
     assert report.segments[0].message_count == 5
 
 
-def test_severities_are_told_apart(disk: MemoryDisk) -> None:
+def test_torn_tail_problem_has_severity_note_and_prints_it(disk: MemoryDisk) -> None:
     publish(disk, 1)
     path = segment_path(DIRECTORY, 0, 0)
     disk.write(path, disk.read(path) + b"torn")

@@ -1,4 +1,4 @@
-"""Verifying logs with files that are lost, cut or swapped, or as a crash leaves them."""
+"""Verifying logs with files that are missing, truncated or swapped, or as a crash leaves them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rt.log.scan.directory import read_table
 # Files lost, cut, swapped
 
 
-def test_a_sealed_segment_that_is_cut_is_damage_at_its_last_batch(disk: MemoryDisk) -> None:
+def test_truncated_sealed_segment_is_reported_as_corruption_at_its_last_batch(disk: MemoryDisk) -> None:
     publish(disk, 2)
     publish(disk, 1)
     path = segment_path(DIRECTORY, 0, 0)
@@ -32,7 +32,7 @@ def test_a_sealed_segment_that_is_cut_is_damage_at_its_last_batch(disk: MemoryDi
         assert damage(verify(DIRECTORY, disk=disk)) == [(path, starts[-1])], size
 
 
-def test_a_sealed_segment_that_has_grown_is_damage_at_its_end(disk: MemoryDisk) -> None:
+def test_extra_bytes_in_sealed_segment_are_reported_as_corruption_at_its_end(disk: MemoryDisk) -> None:
     publish(disk, 2)
     publish(disk, 1)
     path = segment_path(DIRECTORY, 0, 0)
@@ -41,26 +41,26 @@ def test_a_sealed_segment_that_has_grown_is_damage_at_its_end(disk: MemoryDisk) 
     assert damage(verify(DIRECTORY, disk=disk)) == [(path, len(content))]
 
 
-def test_a_segment_that_is_missing_is_damage(disk: MemoryDisk) -> None:
+def test_missing_segment_is_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 4, size=2000, roll_bytes=8192)
     disk.remove(segment_path(DIRECTORY, 0, 1))
     assert damage(verify(DIRECTORY, disk=disk)) == [(segment_path(DIRECTORY, 0, 1), 0)]
 
 
-def test_the_newest_segment_missing_is_damage(disk: MemoryDisk) -> None:
+def test_missing_newest_segment_is_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 2, size=2000, roll_bytes=8192)
     disk.remove(segment_path(DIRECTORY, 0, 1))
     assert damage(verify(DIRECTORY, disk=disk)) == [(segment_path(DIRECTORY, 0, 1), 0)]
 
 
 @pytest.mark.parametrize("roll", [0, 1])
-def test_a_segment_that_was_emptied_but_not_trimmed_is_damage(disk: MemoryDisk, roll: int) -> None:
+def test_emptied_segment_without_trim_is_reported_as_corruption(disk: MemoryDisk, roll: int) -> None:
     publish(disk, 2, size=2000, roll_bytes=8192)
     disk.write(segment_path(DIRECTORY, 0, roll), b"")
     assert damage(verify(DIRECTORY, disk=disk)) == [(segment_path(DIRECTORY, 0, roll), 0)]
 
 
-def test_a_segment_under_another_name_is_damage(disk: MemoryDisk) -> None:
+def test_segments_with_swapped_names_are_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 3, size=2000, roll_bytes=8192)
     first, second = (disk.read(segment_path(DIRECTORY, 0, roll)) for roll in (0, 1))
     disk.write(segment_path(DIRECTORY, 0, 0), second)
@@ -70,14 +70,14 @@ def test_a_segment_under_another_name_is_damage(disk: MemoryDisk) -> None:
     assert report.segments[2].message_count == 3
 
 
-def test_a_segment_of_another_session_is_damage(disk: MemoryDisk) -> None:
+def test_segment_of_another_session_is_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 1)
     other = publish(disk, 1, "other")
     disk.write(segment_path(DIRECTORY, 0, 0), disk.read(segment_path(other, 0, 0)))
     assert (segment_path(DIRECTORY, 0, 0), 0) in damage(verify(DIRECTORY, disk=disk))
 
 
-def test_a_batch_at_another_place_is_damage(disk: MemoryDisk) -> None:
+def test_batches_in_swapped_order_are_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 3)
     path = segment_path(DIRECTORY, 0, 0)
     _, *batches = frame_starts(disk, DIRECTORY, SegmentId(0, 0))
@@ -87,7 +87,7 @@ def test_a_batch_at_another_place_is_damage(disk: MemoryDisk) -> None:
     assert damage(verify(DIRECTORY, disk=disk)) == [(path, batches[0])]
 
 
-def test_a_segment_that_cannot_be_read_is_damage_and_the_next_is_looked_at(disk: MemoryDisk) -> None:
+def test_unreadable_segment_is_reported_as_corruption_and_others_are_verified(disk: MemoryDisk) -> None:
     publish(disk, 3, size=2000, roll_bytes=8192)
     faulty = FaultyDisk(disk)
     whole = verify(DIRECTORY, disk=faulty)
@@ -105,7 +105,7 @@ def test_a_segment_that_cannot_be_read_is_damage_and_the_next_is_looked_at(disk:
     assert found == {segment_path(DIRECTORY, 0, roll) for roll in range(3)}
 
 
-def test_a_segment_of_an_unknown_version_is_told(disk: MemoryDisk) -> None:
+def test_segment_of_unknown_version_is_reported_as_corruption_naming_version(disk: MemoryDisk) -> None:
     publish(disk, 1)
     path = segment_path(DIRECTORY, 0, 0)
     content = bytearray(disk.read(path))
@@ -120,7 +120,7 @@ def test_a_segment_of_an_unknown_version_is_told(disk: MemoryDisk) -> None:
 # What crashes leave
 
 
-def test_a_torn_tail_is_reported_where_it_starts(disk: MemoryDisk) -> None:
+def test_torn_tail_is_reported_as_note_at_its_start(disk: MemoryDisk) -> None:
     publish(disk, 2)
     path = segment_path(DIRECTORY, 0, 0)
     whole = disk.read(path)
@@ -133,7 +133,7 @@ def test_a_torn_tail_is_reported_where_it_starts(disk: MemoryDisk) -> None:
         assert report.segments[0].message_count == 6
 
 
-def test_a_cut_below_the_durable_end_is_damage(disk: MemoryDisk) -> None:
+def test_truncation_below_durable_end_is_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 2)
     path = segment_path(DIRECTORY, 0, 0)
     *_, last = frame_starts(disk, DIRECTORY, SegmentId(0, 0))
@@ -142,7 +142,7 @@ def test_a_cut_below_the_durable_end_is_damage(disk: MemoryDisk) -> None:
         assert [where for where, _ in damage(verify(DIRECTORY, disk=disk))] == [path]
 
 
-def test_a_batch_that_no_sync_covered_may_be_torn(disk: MemoryDisk) -> None:
+def test_truncated_unsynced_batch_is_reported_as_note(disk: MemoryDisk) -> None:
     with open_publisher(disk, fsync="never", batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(3000)] * 5)
         path = segment_path(DIRECTORY, 0, 0)
@@ -152,7 +152,7 @@ def test_a_batch_that_no_sync_covered_may_be_torn(disk: MemoryDisk) -> None:
         assert len(notes(report)) == 1
 
 
-def test_without_a_durable_end_it_is_said_that_it_is_missing(disk: MemoryDisk) -> None:
+def test_missing_durable_end_is_reported_as_note(disk: MemoryDisk) -> None:
     publish(disk, 1)
     disk.remove(f"{DIRECTORY}/{DURABLE_FILE}")
     report = verify(DIRECTORY, disk=disk)
@@ -160,7 +160,7 @@ def test_without_a_durable_end_it_is_said_that_it_is_missing(disk: MemoryDisk) -
     assert notes(report) == [(f"{DIRECTORY}/{DURABLE_FILE}", 0)]
 
 
-def test_a_table_that_is_lost_is_damage_and_everything_else_is_verified(disk: MemoryDisk) -> None:
+def test_missing_table_is_reported_as_corruption_and_segments_are_still_verified(disk: MemoryDisk) -> None:
     publish(disk, 3, size=2000, roll_bytes=8192)
     disk.remove(f"{DIRECTORY}/{TABLE_FILE}")
     report = verify(DIRECTORY, disk=disk)
@@ -168,7 +168,7 @@ def test_a_table_that_is_lost_is_damage_and_everything_else_is_verified(disk: Me
     assert [segment.message_count for segment in report.segments] == [3, 3, 3]
 
 
-def test_a_hole_between_segments_is_found_without_a_table(disk: MemoryDisk) -> None:
+def test_hole_between_segments_is_reported_as_corruption_without_table(disk: MemoryDisk) -> None:
     publish(disk, 3, size=2000, roll_bytes=8192)
     disk.remove(f"{DIRECTORY}/{TABLE_FILE}")
     disk.remove(segment_path(DIRECTORY, 0, 1))
@@ -178,7 +178,9 @@ def test_a_hole_between_segments_is_found_without_a_table(disk: MemoryDisk) -> N
 @pytest.mark.parametrize(
     "change", [{"end": 4}, {"first": 1}, {"created_ns": 1}, {"timestamp_high_ns": 5}, {"run_id": b"8 bytes."}]
 )
-def test_a_table_that_contradicts_a_segment_is_damage(disk: MemoryDisk, change: dict[str, Any]) -> None:
+def test_table_contradicting_segment_is_reported_as_corruption(
+    disk: MemoryDisk, change: dict[str, Any]
+) -> None:
     publish(disk, 1)
     publish(disk, 1)
     table = read_table(disk, DIRECTORY)
@@ -188,7 +190,7 @@ def test_a_table_that_contradicts_a_segment_is_damage(disk: MemoryDisk, change: 
     assert (segment_path(DIRECTORY, 0, 0), 0) in damage(verify(DIRECTORY, disk=disk))
 
 
-def test_a_table_that_leaves_a_sealed_segment_out_is_damage(disk: MemoryDisk) -> None:
+def test_table_omitting_sealed_segment_is_reported_as_corruption(disk: MemoryDisk) -> None:
     publish(disk, 3, size=2000, roll_bytes=8192)
     table = read_table(disk, DIRECTORY)
     assert table is not None

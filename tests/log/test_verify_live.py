@@ -34,7 +34,7 @@ def trim(disk: Disk, directory: str, before: SegmentId) -> None:
     writer.close()
 
 
-def test_trimmed_segments_are_told_and_are_no_damage(disk: MemoryDisk) -> None:
+def test_trimmed_segments_are_reported_as_trimmed_without_problems(disk: MemoryDisk) -> None:
     publish(disk, 4, size=2000, roll_bytes=8192)
     trim(disk, DIRECTORY, SegmentId(0, 2))
     report = verify(DIRECTORY, disk=disk)
@@ -91,9 +91,7 @@ class LaggingDisk(ReadOnlyDisk):
 
 
 @pytest.mark.parametrize("short_by", [1, 40, 200, 250])
-def test_a_batch_that_was_being_written_when_it_was_read_is_read_again(
-    disk: MemoryDisk, short_by: int
-) -> None:
+def test_batch_being_written_is_read_again_and_verified(disk: MemoryDisk, short_by: int) -> None:
     publish(disk, 2)
     session = publish(disk, 1)
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
@@ -104,7 +102,7 @@ def test_a_batch_that_was_being_written_when_it_was_read_is_read_again(
         assert sum(segment.message_count for segment in report.segments) == count
 
 
-def test_a_segment_that_is_trimmed_while_it_is_verified_is_no_damage(disk: MemoryDisk) -> None:
+def test_segment_trimmed_during_verification_causes_no_problem(disk: MemoryDisk) -> None:
     publish(disk, 4, size=2000, roll_bytes=8192)
     for call in range(1, 8):
         copy = disk.after_power_cut("all")
@@ -126,7 +124,9 @@ def test_a_segment_that_is_trimmed_while_it_is_verified_is_no_damage(disk: Memor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fsync", ["batch", "interval", "never"])
-def test_a_log_that_is_being_written_is_never_damaged(tmp_path: Path, fsync: Any) -> None:
+def test_session_log_written_during_verification_is_never_reported_corrupt(
+    tmp_path: Path, fsync: Any
+) -> None:
     lives = 3
     looked = threading.Semaphore(0)
     failures: list[BaseException] = []
@@ -166,7 +166,9 @@ def test_a_log_that_is_being_written_is_never_damaged(tmp_path: Path, fsync: Any
 
 
 @pytest.mark.slow
-def test_a_merged_log_that_is_being_written_rolled_and_trimmed_is_never_damaged(tmp_path: Path) -> None:
+def test_merged_log_written_rolled_and_trimmed_during_verification_is_never_reported_corrupt(
+    tmp_path: Path,
+) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", batch_bytes=20_000) as publisher:
         for _ in range(40):
             publisher.publish_many([bytes(1000)] * 100)
@@ -198,7 +200,7 @@ def test_a_merged_log_that_is_being_written_rolled_and_trimmed_is_never_damaged(
     assert verify(tmp_path / "merged").all_problems == []
 
 
-def test_what_is_trimmed_while_it_is_read_leaves_nothing_to_be_missed_in_the_next_segment(
+def test_segment_trimmed_while_being_read_causes_no_corruption_report_for_next_segment(
     tmp_path: Path,
 ) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", batch_bytes=200_000) as publisher:

@@ -1,4 +1,4 @@
-"""Verifying merged logs."""
+"""Verifying merged logs: source ranges, dedup groups, skips and incomplete blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rt.log.scan.directory import list_segments
 from rt.testing.merged import MergedLogBuilder
 
 
-def test_a_merged_log_of_several_sessions_blocks_and_segments_is_whole(
+def test_merged_log_of_several_sessions_blocks_and_segments_has_no_problems(
     disk: MemoryDisk, sessions: list[str]
 ) -> None:
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
@@ -37,7 +37,7 @@ def test_a_merged_log_of_several_sessions_blocks_and_segments_is_whole(
     assert sum(segment.batch_count for segment in report.segments) == 2 * 6 + 3 + 1
 
 
-def test_a_trimmed_merged_log_is_whole(disk: MemoryDisk, sessions: list[str]) -> None:
+def test_trimmed_merged_log_has_no_problems(disk: MemoryDisk, sessions: list[str]) -> None:
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         for _ in range(3):
             merged.merge(sessions[0])
@@ -52,7 +52,7 @@ def batch_places(disk: Disk, session: str) -> list[int]:
     return [*places, disk.size(segment_path(session, 0, 0)) or 0]
 
 
-def test_a_gap_between_source_ranges_is_damage_at_its_block(disk: MemoryDisk) -> None:
+def test_gap_between_source_ranges_is_reported_as_corruption_at_its_block(disk: MemoryDisk) -> None:
     session = publish(disk, 3)
     first, second, third, end = batch_places(disk, session)
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
@@ -64,7 +64,7 @@ def test_a_gap_between_source_ranges_is_damage_at_its_block(disk: MemoryDisk) ->
     assert report.segments[0].message_count == 6
 
 
-def test_an_overlap_of_source_ranges_is_damage_at_its_block(disk: MemoryDisk) -> None:
+def test_overlap_of_source_ranges_is_reported_as_corruption_at_its_block(disk: MemoryDisk) -> None:
     session = publish(disk, 3)
     first, second, third, end = batch_places(disk, session)
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
@@ -74,7 +74,7 @@ def test_an_overlap_of_source_ranges_is_damage_at_its_block(disk: MemoryDisk) ->
     assert damage(verify(MERGED, disk=disk)) == [(segment_path(MERGED, 0, 0), place)]
 
 
-def test_a_source_segment_left_out_is_damage(disk: MemoryDisk, sessions: list[str]) -> None:
+def test_omitted_source_segment_is_reported_as_corruption(disk: MemoryDisk, sessions: list[str]) -> None:
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge(sessions[0], segment=SegmentId(0, 0))
         merged.roll()
@@ -82,7 +82,7 @@ def test_a_source_segment_left_out_is_damage(disk: MemoryDisk, sessions: list[st
     assert [path for path, _ in damage(verify(MERGED, disk=disk))] == [segment_path(MERGED, 0, 1)]
 
 
-def test_a_dedup_group_is_whole_with_skips_and_ranges_left_out(disk: MemoryDisk) -> None:
+def test_dedup_group_with_skips_and_omitted_ranges_has_no_problems(disk: MemoryDisk) -> None:
     twins = [publish(disk, 4, name, dedup_id="twins") for name in ("a", "b")]
     ends = batch_places(disk, twins[0])
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
@@ -98,7 +98,7 @@ def test_a_dedup_group_is_whole_with_skips_and_ranges_left_out(disk: MemoryDisk)
         assert [message.number for message in reader] == list(range(12))
 
 
-def test_a_dedup_group_is_whole_when_the_rest_of_a_segment_had_come_from_elsewhere(disk: MemoryDisk) -> None:
+def test_dedup_group_with_rest_of_segment_merged_from_other_session_has_no_problems(disk: MemoryDisk) -> None:
     twins = [publish(disk, 6, name, size=1500, roll_bytes=12_000, dedup_id="twins") for name in ("a", "b")]
     ends = batch_places(disk, twins[0])
     assert len(list_segments(disk, twins[0])) > 2
@@ -128,7 +128,7 @@ def batch_ranges(disk: Disk, session: str) -> list[tuple[SegmentId, int, int]]:
 
 
 @given(st.data())
-def test_a_dedup_group_is_whole_however_its_sessions_take_turns(data: st.DataObject) -> None:
+def test_dedup_group_has_no_problems_in_any_order_of_its_sessions(data: st.DataObject) -> None:
     """Segments, runs, rolls and turns are drawn; the watermark decides what is merged."""
     disk = MemoryDisk()
     twins: dict[str, list[tuple[SegmentId, int, int]]] = {}
@@ -153,7 +153,7 @@ def test_a_dedup_group_is_whole_however_its_sessions_take_turns(data: st.DataObj
         assert [message.number for message in reader] == list(range(end))
 
 
-def test_a_wrong_skip_is_damage(disk: MemoryDisk) -> None:
+def test_wrong_skip_is_reported_as_corruption(disk: MemoryDisk) -> None:
     twins = [publish(disk, 2, name, dedup_id="twins") for name in ("a", "b")]
     ends = batch_places(disk, twins[0])
     for skip in (0, 2, 4):
@@ -164,7 +164,7 @@ def test_a_wrong_skip_is_damage(disk: MemoryDisk) -> None:
         assert [where for where, _ in damage(verify(path, disk=disk))] == [segment_path(path, 0, 0)], skip
 
 
-def test_behind_a_damaged_segment_sources_need_not_join(disk: MemoryDisk, sessions: list[str]) -> None:
+def test_source_ranges_are_not_checked_across_corrupt_segment(disk: MemoryDisk, sessions: list[str]) -> None:
     with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         for _ in range(3):
             merged.merge(sessions[0])
@@ -173,7 +173,7 @@ def test_behind_a_damaged_segment_sources_need_not_join(disk: MemoryDisk, sessio
     assert [path for path, _ in damage(verify(MERGED, disk=disk))] == [segment_path(MERGED, 0, 1)]
 
 
-def test_a_block_that_is_cut_short_counts_nothing(disk: MemoryDisk) -> None:
+def test_truncated_block_is_reported_as_note_and_its_messages_are_not_counted(disk: MemoryDisk) -> None:
     session = publish(disk, 3)
     ends = batch_places(disk, session)
     merged = MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk)

@@ -1,4 +1,4 @@
-"""A task that is cancelled just when the reply comes that it waits for ends all the same."""
+"""A task that is cancelled just as its awaited reply arrives still ends as cancelled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def _client() -> PullClient:
         pytest.param(lambda call: _client()._read_start(call, "n1"), id="a start"),
     ],
 )
-def test_a_cancellation_that_meets_the_reply_is_not_lost(wait: Callable[[Any], Awaitable[object]]) -> None:
+def test_cancellation_just_after_reply_arrives_raises_cancelled_error(
+    wait: Callable[[Any], Awaitable[object]],
+) -> None:
     async def play() -> None:
         call = Call()
         waiting = asyncio.ensure_future(wait(call))

@@ -1,4 +1,4 @@
-"""The reason for which a node cannot be reached."""
+"""The probe reports why a node cannot be reached."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def plain_server(context: ssl.SSLContext | None, greeting: bytes) -> Async
             writer.transport.abort()
 
 
-def test_a_node_that_accepts_us_can_be_reached(pki: Path) -> None:
+def test_probe_of_reachable_node_returns_none(pki: Path) -> None:
     async def run() -> None:
         async with node(pki) as endpoint:
             assert await probe_endpoint(endpoint, tls_of(pki, "feed")) is None
@@ -75,7 +75,7 @@ def test_a_node_that_accepts_us_can_be_reached(pki: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_certificate_of_another_ca_is_refused_by_the_node(pki: Path, foreign: Path) -> None:
+def test_probe_reports_client_certificate_refused_by_node(pki: Path, foreign: Path) -> None:
     """The client trusts the node's CA; the node does not trust the client's."""
     mixed = foreign / "mixed"
     mixed.mkdir()
@@ -92,7 +92,7 @@ def test_a_certificate_of_another_ca_is_refused_by_the_node(pki: Path, foreign: 
     asyncio.run(run())
 
 
-def test_a_node_of_another_ca_is_named(pki: Path, foreign: Path) -> None:
+def test_probe_reports_node_certificate_of_another_ca(pki: Path, foreign: Path) -> None:
     async def run() -> None:
         async with node(pki) as endpoint:
             why = await probe_endpoint(endpoint, tls_of(foreign, "feed"))
@@ -109,7 +109,7 @@ def test_a_node_of_another_ca_is_named(pki: Path, foreign: Path) -> None:
         (timedelta(days=9), "the node's certificate is not valid yet", "Check the clocks"),
     ],
 )
-def test_a_node_whose_certificate_is_not_valid_now_is_told_apart(
+def test_probe_reports_node_certificate_expired_or_not_yet_valid(
     tmp_path: Path, offset: timedelta, what: str, hint: str
 ) -> None:
     now = datetime.now(UTC)
@@ -130,7 +130,7 @@ def test_a_node_whose_certificate_is_not_valid_now_is_told_apart(
     asyncio.run(run())
 
 
-def test_the_raft_port_is_named(pki: Path) -> None:
+def test_probe_reports_raft_port(pki: Path) -> None:
     async def run() -> None:
         async with plain_server(tls_of(pki, "n1").ssl_server_context(), b"hello") as endpoint:
             why = await probe_endpoint(endpoint, tls_of(pki, "feed"))
@@ -141,7 +141,7 @@ def test_the_raft_port_is_named(pki: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_server_without_tls_is_named(pki: Path) -> None:
+def test_probe_reports_server_without_tls(pki: Path) -> None:
     async def run() -> None:
         async with plain_server(None, b"SSH-2.0-other" * 10) as endpoint:
             assert "got no TLS" in str(await probe_endpoint(endpoint, tls_of(pki, "feed")))
@@ -149,19 +149,19 @@ def test_a_server_without_tls_is_named(pki: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_port_on_which_no_process_listens_refuses_the_connection(pki: Path) -> None:
+def test_probe_reports_connection_refused_on_closed_port(pki: Path) -> None:
     why = asyncio.run(probe_endpoint(f"127.0.0.1:{free_port()}", tls_of(pki, "feed")))
     assert isinstance(why, Unreachable)
     assert why.what == "connection refused"
 
 
-def test_a_host_that_does_not_exist_is_named(pki: Path) -> None:
+def test_probe_reports_unknown_host(pki: Path) -> None:
     why = asyncio.run(probe_endpoint("no-such-host.invalid:5002", tls_of(pki, "feed")))
     assert isinstance(why, Unreachable)
     assert why.what == "no such host"
 
 
-def test_a_server_that_says_nothing_is_given_a_time(pki: Path) -> None:
+def test_probe_of_silent_server_times_out(pki: Path) -> None:
     async def run() -> None:
         async with plain_server(None, b"") as endpoint:
             why = await probe_endpoint(endpoint, tls_of(pki, "feed"), timeout_s=0.05)
@@ -170,7 +170,7 @@ def test_a_server_that_says_nothing_is_given_a_time(pki: Path) -> None:
     asyncio.run(run())
 
 
-def test_files_that_were_removed_are_named(pki: Path, tmp_path: Path) -> None:
+def test_probe_reports_missing_certificate_file(pki: Path, tmp_path: Path) -> None:
     for name in ("ca.crt", "feed.crt", "feed.key"):
         (tmp_path / name).write_bytes((pki / name).read_bytes())
     (tmp_path / "feed.key").chmod(0o600)

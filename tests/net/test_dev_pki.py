@@ -1,4 +1,4 @@
-"""The development PKI: what its certificates say, who may read its files, what a crash leaves."""
+"""The development PKI: certificate contents, file permissions, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def listing(directory: Path) -> dict[str, bytes]:
 # --- what the certificates say ----------------------------------------------------------------------------
 
 
-def test_the_ca_may_sign_leaves_and_nothing_else(pki: Path) -> None:
+def test_ca_certificate_has_path_length_0_and_signing_usages_only(pki: Path) -> None:
     ca = pki / "ca.crt"
     constraints = extension(ca, x509.BasicConstraints)
     assert constraints.critical
@@ -63,7 +63,7 @@ def test_the_ca_may_sign_leaves_and_nothing_else(pki: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_leaf_says_what_its_role_may_do(pki: Path, role: str) -> None:
+def test_leaf_certificate_has_identity_and_key_usages_of_its_role(pki: Path, role: str) -> None:
     identity = Identity("s", role, "x1")
     cert = issue(pki, identity).cert
     assert identity_of(certificate(cert)) == identity
@@ -79,13 +79,13 @@ def test_a_leaf_says_what_its_role_may_do(pki: Path, role: str) -> None:
     assert extension(cert, x509.AuthorityKeyIdentifier).value.key_identifier == ca_identifier.digest
 
 
-def test_keys_are_p_256_and_signatures_sha_256(pki: Path) -> None:
+def test_keys_use_p_256_and_signatures_use_sha_256(pki: Path) -> None:
     for path in (pki / "ca.crt", issue(pki, NODE).cert):
         assert isinstance(certificate(path).public_key().curve, ec.SECP256R1)
         assert isinstance(certificate(path).signature_hash_algorithm, SHA256)
 
 
-def test_dedup_ids_are_uris_beside_the_identity(pki: Path) -> None:
+def test_dedup_ids_are_uri_sans_after_identity(pki: Path) -> None:
     names = extension(issue(pki, PUBLISHER).cert, x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.UniformResourceIdentifier) == [
         "rt://s/publisher/f1",
@@ -108,7 +108,7 @@ NO: dict[str, object] = {}
         ("localhost", {"loopback": True}, ["localhost"], ["127.0.0.1", "::1"]),
     ],
 )
-def test_a_node_carries_its_name_and_the_hosts_given(
+def test_node_certificate_has_sans_for_its_name_and_given_hosts(
     pki: Path, name: str, options: dict[str, object], dns: list[str], ips: list[str]
 ) -> None:
     names = extension(
@@ -120,7 +120,9 @@ def test_a_node_carries_its_name_and_the_hosts_given(
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role != "node"])
 @pytest.mark.parametrize("options", [{"dns": ["x"]}, {"ips": [ip_address("::1")]}, {"loopback": True}])
-def test_no_other_role_carries_hosts(pki: Path, role: str, options: dict[str, object]) -> None:
+def test_hosts_are_refused_for_roles_other_than_node(
+    pki: Path, role: str, options: dict[str, object]
+) -> None:
     before = listing(pki)
     with pytest.raises(CertificateError, match="only a node's"):
         issue(pki, Identity("s", role, "x1"), **options)
@@ -146,24 +148,24 @@ NO_HOSTS = [
 
 
 @pytest.mark.parametrize("host", [*NO_HOSTS, "x" * 64, "x." * 126 + "xx"])
-def test_what_is_no_host_name_is_refused(pki: Path, host: str) -> None:
+def test_invalid_host_name_is_refused(pki: Path, host: str) -> None:
     with pytest.raises(CertificateError, match="not a host name"):
         issue(pki, NODE, dns=[host])
 
 
 @pytest.mark.parametrize("name", ["a..b", "a.", "x" * 64])
-def test_a_node_whose_name_no_client_can_dial_is_refused(pki: Path, name: str) -> None:
+def test_node_name_invalid_as_host_name_is_refused(pki: Path, name: str) -> None:
     with pytest.raises(CertificateError, match="not a host name"):
         issue(pki, Identity("s", "node", name))
 
 
-def test_the_longest_name_fits(pki: Path) -> None:
+def test_longest_identity_fits_in_certificate(pki: Path) -> None:
     longest = Identity("s" * 128, "publisher", "x" * 128, frozenset({"d" * 128}))
     assert TLS(*issue(pki, longest)).identity == longest
 
 
 @pytest.mark.parametrize("name", ["ca", "CA", "Ca"])
-def test_no_certificate_is_named_like_the_cas_files(pki: Path, name: str) -> None:
+def test_certificate_name_ca_is_reserved(pki: Path, name: str) -> None:
     before = listing(pki)
     with pytest.raises(CertificateError, match="reserved"):
         issue(pki, Identity("s", "publisher", name), renew=True)
@@ -173,7 +175,7 @@ def test_no_certificate_is_named_like_the_cas_files(pki: Path, name: str) -> Non
 # --- for how long -----------------------------------------------------------------------------------------
 
 
-def test_lifetimes_begin_before_a_slow_clock_and_last_as_said(tmp_path: Path) -> None:
+def test_certificates_start_before_now_by_clock_skew_and_last_default_days(tmp_path: Path) -> None:
     ca = certificate(init_ca(tmp_path, now=NOW))
     assert ca.not_valid_before_utc == NOW - CLOCK_SKEW
     assert ca.not_valid_after_utc == NOW + timedelta(days=CA_DAYS)
@@ -182,14 +184,14 @@ def test_lifetimes_begin_before_a_slow_clock_and_last_as_said(tmp_path: Path) ->
     assert leaf.not_valid_after_utc == NOW + timedelta(days=LEAF_DAYS)
 
 
-def test_a_leaf_does_not_outlive_its_ca(tmp_path: Path) -> None:
+def test_leaf_expires_no_later_than_its_ca(tmp_path: Path) -> None:
     ca = certificate(init_ca(tmp_path, days=10, now=NOW))
     leaf = certificate(issue(tmp_path, NODE, now=NOW + timedelta(days=4)).cert)
     assert leaf.not_valid_after_utc == ca.not_valid_after_utc
 
 
 @pytest.mark.parametrize(("days", "state"), [(-1, "not yet valid"), (11, "expired")])
-def test_a_ca_out_of_its_time_issues_nothing(tmp_path: Path, days: int, state: str) -> None:
+def test_expired_or_not_yet_valid_ca_issues_no_certificate(tmp_path: Path, days: int, state: str) -> None:
     init_ca(tmp_path, days=10, now=NOW)
     with pytest.raises(CertificateError, match=f"the CA is {state}"):
         issue(tmp_path, NODE, now=NOW + timedelta(days=days))
@@ -206,7 +208,7 @@ def _no_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_umask")
-def test_keys_are_for_their_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+def test_key_files_have_mode_0600_regardless_of_umask(tmp_path: Path) -> None:
     init_ca(tmp_path / "deep" / "pki")
     issue(tmp_path / "deep" / "pki", NODE)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "deep").rglob("*")}
@@ -215,7 +217,7 @@ def test_keys_are_for_their_owner_only_whatever_the_umask(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("_no_umask")
-def test_a_key_is_never_readable_by_others_on_the_way(
+def test_key_files_have_mode_0600_throughout_issue_and_renewal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = set()
@@ -241,7 +243,7 @@ def test_keys_are_pkcs8_without_passphrase(pki: Path) -> None:
     assert issue(pki, NODE).key.read_text().startswith("-----BEGIN PRIVATE KEY-----\n")
 
 
-def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+def test_directory_writable_by_others_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o770)
     with pytest.raises(CertificateError, match="other users may write"):
         init_ca(tmp_path)
@@ -251,14 +253,14 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
 # --- nothing is overwritten -------------------------------------------------------------------------------
 
 
-def test_a_second_ca_in_a_directory_is_refused(pki: Path) -> None:
+def test_second_ca_in_directory_is_refused(pki: Path) -> None:
     before = listing(pki)
     with pytest.raises(CertificateError, match="there is a certificate"):
         init_ca(pki)
     assert listing(pki) == before
 
 
-def test_a_second_pair_of_a_name_is_refused(pki: Path) -> None:
+def test_second_issue_of_same_name_is_refused_with_renew_hint(pki: Path) -> None:
     issue(pki, PUBLISHER)
     before = listing(pki)
     with pytest.raises(CertificateError, match="--renew"):
@@ -266,7 +268,7 @@ def test_a_second_pair_of_a_name_is_refused(pki: Path) -> None:
     assert listing(pki) == before
 
 
-def test_a_renewal_replaces_key_and_certificate(pki: Path) -> None:
+def test_issue_with_renew_replaces_only_its_key_and_certificate(pki: Path) -> None:
     before = (issue(pki, PUBLISHER), listing(pki))
     assert issue(pki, PUBLISHER, renew=True) == before[0]
     after = listing(pki)
@@ -275,11 +277,11 @@ def test_a_renewal_replaces_key_and_certificate(pki: Path) -> None:
     assert TLS(*before[0]).identity == PUBLISHER
 
 
-def test_a_renewal_of_what_is_not_there_issues_it(pki: Path) -> None:
+def test_issue_with_renew_creates_missing_pair(pki: Path) -> None:
     assert TLS(*issue(pki, PUBLISHER, renew=True)).identity == PUBLISHER
 
 
-def test_two_who_issue_the_same_name_at_once_get_one_pair(pki: Path) -> None:
+def test_concurrent_issues_of_same_name_create_one_pair(pki: Path) -> None:
     def attempt(_: int) -> IssuedCertificate | None:
         try:
             return issue(pki, PUBLISHER)
@@ -295,7 +297,7 @@ def test_two_who_issue_the_same_name_at_once_get_one_pair(pki: Path) -> None:
 @pytest.mark.parametrize("name", ["f1.key", "f1.crt", ".f1.key.new", ".f1.crt.new"])
 @pytest.mark.parametrize("dangling", [False, True])
 @pytest.mark.parametrize("renew", [False, True])
-def test_a_planted_link_leads_nowhere(
+def test_symlink_planted_at_target_is_not_followed(
     pki: Path, tmp_path: Path, name: str, dangling: bool, renew: bool
 ) -> None:
     canary = tmp_path / "canary"
@@ -317,7 +319,7 @@ def test_a_planted_link_leads_nowhere(
     assert dangling or canary.read_bytes() == content
 
 
-def test_a_linked_ca_key_signs_nothing(pki: Path, tmp_path: Path) -> None:
+def test_symlinked_ca_key_is_refused(pki: Path, tmp_path: Path) -> None:
     (pki / "ca.key").rename(tmp_path / "elsewhere")
     (pki / "ca.key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CertificateError, match="cannot read"):
@@ -350,7 +352,7 @@ def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("step", range(12))
 @pytest.mark.parametrize("renew", [False, True])
-def test_what_a_crash_leaves_the_same_call_completes(tmp_path: Path, step: int, renew: bool) -> None:
+def test_repeated_issue_completes_pair_after_crash(tmp_path: Path, step: int, renew: bool) -> None:
     init_ca(tmp_path)
     if renew:
         issue(tmp_path, PUBLISHER)
@@ -372,7 +374,7 @@ def test_what_a_crash_leaves_the_same_call_completes(tmp_path: Path, step: int, 
 
 
 @pytest.mark.parametrize("step", range(12))
-def test_a_ca_half_made_is_completed_with_its_key(tmp_path: Path, step: int) -> None:
+def test_repeated_init_completes_ca_after_crash_and_keeps_its_key(tmp_path: Path, step: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         crash_at(step, patch)
         with contextlib.suppress(_Crash):
@@ -385,7 +387,7 @@ def test_a_ca_half_made_is_completed_with_its_key(tmp_path: Path, step: int) -> 
     TLS(*issue(tmp_path, NODE))
 
 
-def test_a_failed_write_leaves_no_key_aside_and_is_our_error(
+def test_failed_write_raises_storage_error_and_leaves_no_files(
     pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = listing(pki)
@@ -402,7 +404,7 @@ def test_a_failed_write_leaves_no_key_aside_and_is_our_error(
 # --- a directory that is not as it should be --------------------------------------------------------------
 
 
-def test_a_directory_without_ca_says_how_to_make_one(tmp_path: Path) -> None:
+def test_missing_ca_error_suggests_certs_init(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="rt certs init"):
         issue(tmp_path / "missing", NODE)
     with pytest.raises(CertificateError, match="rt certs init"):
@@ -416,14 +418,14 @@ def rsa_key() -> bytes:
 
 @pytest.mark.parametrize("name", ["ca.crt", "ca.key"])
 @pytest.mark.parametrize("content", [b"", b"garbage", rsa_key()])
-def test_a_ca_that_is_none_is_named(pki: Path, name: str, content: bytes) -> None:
+def test_invalid_ca_file_raises_certificate_error_naming_it(pki: Path, name: str, content: bytes) -> None:
     (pki / name).write_bytes(content)
     with pytest.raises(CertificateError) as caught:
         issue(pki, NODE)
     assert str(caught.value.where) == str(pki / name)
 
 
-def test_a_new_ca_is_advised_only_where_none_is(pki: Path) -> None:
+def test_ca_error_suggests_certs_init_only_if_ca_key_is_missing(pki: Path) -> None:
     key = pki / "ca.key"
     for make in (key.mkdir, lambda: os.mkfifo(key), lambda: key.symlink_to(key)):
         key.rmdir() if key.is_dir() else key.unlink()
@@ -437,14 +439,14 @@ def test_a_new_ca_is_advised_only_where_none_is(pki: Path) -> None:
     assert caught.value.hint == "`rt certs init` makes a CA."
 
 
-def test_a_ca_key_of_another_ca_is_refused(pki: Path, tmp_path: Path) -> None:
+def test_ca_key_of_another_ca_is_refused(pki: Path, tmp_path: Path) -> None:
     init_ca(tmp_path / "other")
     (tmp_path / "other" / "ca.key").replace(pki / "ca.key")
     with pytest.raises(CertificateError, match="belongs to none"):
         issue(pki, NODE)
 
 
-def test_of_two_cas_in_the_file_the_one_with_the_key_issues(pki: Path, tmp_path: Path) -> None:
+def test_ca_matching_key_issues_if_file_has_two_cas(pki: Path, tmp_path: Path) -> None:
     new = init_ca(tmp_path / "new")
     old = (pki / "ca.crt").read_bytes()
     (pki / "ca.crt").write_bytes(new.read_bytes() + old)
@@ -452,7 +454,7 @@ def test_of_two_cas_in_the_file_the_one_with_the_key_issues(pki: Path, tmp_path:
     check(old, issued.cert.read_bytes(), issued.key.read_bytes(), now=datetime.now(UTC))
 
 
-def test_an_unreadable_target_is_our_error(pki: Path) -> None:
+def test_directory_at_key_path_raises_certificate_or_storage_error(pki: Path) -> None:
     (pki / "f1.key").mkdir()
     with pytest.raises(CertificateError):
         issue(pki, PUBLISHER)
@@ -466,7 +468,7 @@ def test_an_unreadable_target_is_our_error(pki: Path) -> None:
 
 
 @pytest.mark.parametrize("identity", [NODE, PUBLISHER, Identity("s", "node", "10.0.0.1")])
-def test_a_renewed_certificate_has_another_key_and_the_same_rights(pki: Path, identity: Identity) -> None:
+def test_renewed_certificate_has_new_key_and_same_identity_and_hosts(pki: Path, identity: Identity) -> None:
     more = {"dns": ["n1.example"], "ips": [ip_address("10.0.0.2")]} if identity.role == "node" else {}
     before = certificate(issue(pki, identity, **more).cert)
     after = certificate(renew(pki, identity.name, days=7).cert)
@@ -481,7 +483,7 @@ def test_a_renewed_certificate_has_another_key_and_the_same_rights(pki: Path, id
     assert TLS.from_directory(pki, identity.name).identity == identity
 
 
-def test_only_what_is_there_is_renewed(pki: Path) -> None:
+def test_renew_of_missing_reserved_or_invalid_certificate_raises_certificate_error(pki: Path) -> None:
     with pytest.raises(CertificateError, match=r"x.crt.*rt certs issue"):
         renew(pki, "x")
     with pytest.raises(CertificateError):
@@ -493,7 +495,7 @@ def test_only_what_is_there_is_renewed(pki: Path) -> None:
 
 
 @pytest.mark.parametrize("password", ["", "secret"])
-def test_a_p12_holds_the_pair_and_the_ca(pki: Path, password: str) -> None:
+def test_p12_contains_key_certificate_and_ca(pki: Path, password: str) -> None:
     issued = issue(pki, PUBLISHER)
     file = write_p12(pki, "f1", password=password)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

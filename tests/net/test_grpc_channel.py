@@ -1,4 +1,4 @@
-"""gRPC over loopback: who is let in and as whom, what is bounded, what a rotation and a silent peer do."""
+"""gRPC over loopback: authentication, limits, certificate rotation, and silent peers."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
 # --- let in -----------------------------------------------------------------------------------------------
 
 
-def test_a_handler_of_each_kind_answers_and_knows_who_calls(pki: Path) -> None:
+def test_handlers_of_each_kind_reply_and_see_caller_identity(pki: Path) -> None:
     async def run() -> None:
         async with talking(pki) as (server, channel):
             assert await ask(channel, b"!") == b"rt://s/publisher/f1!"
@@ -197,7 +197,7 @@ def test_a_handler_of_each_kind_answers_and_knows_who_calls(pki: Path) -> None:
     asyncio.run(run())
 
 
-def test_an_error_of_a_handler_arrives_as_it_is_and_a_crash_says_nothing(
+def test_handler_error_reaches_client_and_crash_details_stay_in_server_log(
     pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
@@ -224,7 +224,7 @@ class Refusing(Talk):
         raise rt.Overloaded("no more")
 
 
-def test_a_call_that_ends_while_it_is_written_takes_no_place_of_its_connection() -> None:
+def test_calls_ended_during_write_free_their_stream_slots() -> None:
     async def run() -> None:
         async with (
             serving(None, Refusing(), insecure_as=lambda: FEED) as server,
@@ -241,7 +241,7 @@ def test_a_call_that_ends_while_it_is_written_takes_no_place_of_its_connection()
     asyncio.run(run())
 
 
-def test_a_call_that_is_cancelled_ends_its_handler_and_frees_its_place(pki: Path) -> None:
+def test_cancelled_call_ends_its_handler_and_frees_its_stream_slot(pki: Path) -> None:
     async def run() -> None:
         talk = Talk()
         async with talking(pki, talk=talk) as (server, channel):
@@ -297,7 +297,7 @@ def certificate(pki: Path, uris: list[str], start_days: int = -1, end_days: int 
 
 
 @pytest.mark.parametrize("kind", ["plaintext", "no certificate", "another CA", "expired", "not yet valid"])
-def test_a_peer_without_a_good_certificate_reaches_no_handler(pki: Path, tmp_path: Path, kind: str) -> None:
+def test_peer_without_valid_certificate_reaches_no_handler(pki: Path, tmp_path: Path, kind: str) -> None:
     async def run() -> None:
         talk = Talk()
         async with talking(pki, talk=talk) as (server, channel):
@@ -328,7 +328,7 @@ def test_a_peer_without_a_good_certificate_reaches_no_handler(pki: Path, tmp_pat
         (["rt://s/publisher/..%2f"], "Ask", "identity is not valid"),
     ],
 )
-def test_a_peer_that_may_not_call_is_refused_logged_and_counted(
+def test_unauthorized_call_is_refused_logged_and_counted(
     pki: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -358,7 +358,7 @@ def test_a_peer_that_may_not_call_is_refused_logged_and_counted(
     assert f"method=/test.Talk/{method}" in line
 
 
-def test_a_method_that_is_not_there_is_refused(pki: Path) -> None:
+def test_unknown_method_is_refused_as_unimplemented(pki: Path) -> None:
     async def run() -> None:
         async with talking(pki) as (_, channel):
             with pytest.raises(RtError, match="UNIMPLEMENTED"):
@@ -367,7 +367,7 @@ def test_a_method_that_is_not_there_is_refused(pki: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_server_with_the_certificate_of_another_node_is_not_believed(pki: Path) -> None:
+def test_server_with_certificate_of_another_node_is_rejected(pki: Path) -> None:
     async def run() -> None:
         talk = Talk()
         async with (
@@ -390,7 +390,7 @@ def test_a_server_with_the_certificate_of_another_node_is_not_believed(pki: Path
         (ssl.TLSVersion.TLSv1_1, "ALL:@SECLEVEL=0", False),
     ],
 )
-def test_only_strong_tls_is_spoken(
+def test_server_accepts_only_strong_tls_versions_and_ciphers(
     pki: Path, version: ssl.TLSVersion, ciphers: str | None, good: bool
 ) -> None:
     async def run() -> None:
@@ -411,7 +411,7 @@ def test_only_strong_tls_is_spoken(
     asyncio.run(run())
 
 
-def test_the_environment_does_not_weaken_the_ciphers() -> None:
+def test_environment_cannot_weaken_cipher_suites() -> None:
     code = "import os, rt.net.grpc_channel, rt.v1; print(os.environ['GRPC_SSL_CIPHER_SUITES'])"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -426,7 +426,7 @@ def test_the_environment_does_not_weaken_the_ciphers() -> None:
     )
 
 
-def test_grpc_knows_the_settings_of_its_pollers_and_the_environment_may_replace_them() -> None:
+def test_grpc_accepts_default_poller_experiments_and_environment_overrides_them() -> None:
     opened = "import os, rt.v1, grpc; grpc.insecure_channel('127.0.0.1:1').close()"
     code = f"{opened}; print(os.environ['GRPC_EXPERIMENTS'])"
     unset = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
@@ -441,7 +441,7 @@ def test_grpc_knows_the_settings_of_its_pollers_and_the_environment_may_replace_
 # --- bounds -----------------------------------------------------------------------------------------------
 
 
-def test_an_identity_has_its_share_of_streams_and_the_others_theirs(pki: Path) -> None:
+def test_identity_at_its_stream_cap_is_refused_while_others_are_served(pki: Path) -> None:
     async def run() -> None:
         async with (
             talking(pki, caps=StreamCaps(2)) as (server, channel),
@@ -463,7 +463,7 @@ def test_an_identity_has_its_share_of_streams_and_the_others_theirs(pki: Path) -
     asyncio.run(run())
 
 
-def test_a_call_that_makes_room_is_told_so_and_the_others_go_on(pki: Path) -> None:
+def test_call_ended_to_free_memory_gets_overloaded_and_others_continue(pki: Path) -> None:
     async def run() -> None:
         async with talking(pki) as (server, channel):
             calls = [echo(channel) for _ in range(2)]
@@ -485,7 +485,7 @@ def test_a_call_that_makes_room_is_told_so_and_the_others_go_on(pki: Path) -> No
     asyncio.run(run())
 
 
-def test_caps_count_each_identity_and_forget_it_at_zero() -> None:
+def test_stream_caps_count_each_identity_and_remove_it_at_zero() -> None:
     caps = StreamCaps(1)
     with caps.counted(FEED):
         with pytest.raises(rt.Overloaded), caps.counted(FEED):
@@ -496,7 +496,7 @@ def test_caps_count_each_identity_and_forget_it_at_zero() -> None:
 
 
 @pytest.mark.parametrize(("more", "good"), [(-1, True), (0, True), (1, False), (2**20, False)])
-def test_a_message_above_the_limit_is_refused(pki: Path, more: int, good: bool) -> None:
+def test_message_above_size_limit_raises_message_too_large(pki: Path, more: int, good: bool) -> None:
     async def run() -> None:
         async with talking(pki) as (_, channel):
             call, message = echo(channel), bytes(MESSAGE_BYTES_MAX + more)
@@ -510,7 +510,7 @@ def test_a_message_above_the_limit_is_refused(pki: Path, more: int, good: bool) 
     asyncio.run(run())
 
 
-def test_streams_above_a_connections_limit_wait_and_keep_no_other_peer_out(pki: Path) -> None:
+def test_streams_above_connection_limit_wait_without_blocking_another_connection(pki: Path) -> None:
     async def run() -> None:
         talk = Talk()
         async with (
@@ -527,7 +527,7 @@ def test_streams_above_a_connections_limit_wait_and_keep_no_other_peer_out(pki: 
     asyncio.run(run())
 
 
-def test_a_port_that_is_taken_is_an_error_also_for_a_second_server_of_ours(pki: Path) -> None:
+def test_port_in_use_raises_error_for_second_server_too(pki: Path) -> None:
     async def run() -> None:
         async with serving(tls_of(pki, "n1")) as server:
             for _ in range(2):
@@ -556,7 +556,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_silent_connections_beyond_its_descriptors_do_not_keep_others_out(pki: Path) -> None:
+def test_silent_connections_beyond_descriptor_limit_do_not_block_new_clients(pki: Path) -> None:
     files = [pki / name for name in ("ca.crt", "n1.crt", "n1.key")]
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, *files], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -587,7 +587,7 @@ def test_silent_connections_beyond_its_descriptors_do_not_keep_others_out(pki: P
 # --- plaintext --------------------------------------------------------------------------------------------
 
 
-def test_without_tls_a_server_answers_on_loopback_as_the_configured_identity() -> None:
+def test_server_without_tls_answers_on_loopback_as_configured_identity() -> None:
     async def run() -> None:
         async with (
             serving(None, insecure_as=lambda: FEED) as server,
@@ -601,14 +601,14 @@ def test_without_tls_a_server_answers_on_loopback_as_the_configured_identity() -
 @pytest.mark.parametrize(
     "address", ["0.0.0.0:1", "[::]:1", "example.org:1", "10.0.0.1:1", ":1", "", "unix:/x", "localhost.x:1"]
 )
-def test_without_tls_nothing_leaves_the_machine(address: str) -> None:
+def test_plaintext_is_refused_beyond_loopback(address: str) -> None:
     with pytest.raises(ValueError, match="loopback only"):
         open_channel(address, None, insecure=True)
     with pytest.raises(ValueError, match="loopback only"):
         asyncio.run(serve(address, [], roles={}, insecure_as=lambda: FEED))
 
 
-def test_tls_and_plaintext_exclude_each_other(pki: Path) -> None:
+def test_tls_and_plaintext_options_are_mutually_exclusive(pki: Path) -> None:
     tls = tls_of(pki, "n1")
     with pytest.raises(ValueError, match="either"):
         open_channel("localhost:1", tls, insecure=True)
@@ -637,7 +637,7 @@ def serial_in(pair: IssuedCertificate) -> int:
     return certificates_in(pair.cert.read_bytes(), where="")[0].serial_number
 
 
-def test_a_rotation_is_picked_up_while_streams_run_on(tmp_path: Path) -> None:
+def test_rotated_certificates_are_loaded_while_streams_continue(tmp_path: Path) -> None:
     init_ca(tmp_path)
     node = issue(tmp_path, NODE, loopback=True)
     feed = issue(tmp_path, FEED)
@@ -666,7 +666,7 @@ def test_a_rotation_is_picked_up_while_streams_run_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_set_back", [False, True])
-def test_calls_end_with_the_certificate_of_their_connection_and_continue_with_a_newer_one(
+def test_calls_end_at_certificate_expiry_and_resume_after_renewal_or_clock_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set_back: bool
 ) -> None:
     init_ca(tmp_path)
@@ -708,7 +708,7 @@ def test_calls_end_with_the_certificate_of_their_connection_and_continue_with_a_
     asyncio.run(run())
 
 
-def test_files_that_do_not_pass_leave_the_old_ones_in_place_and_are_logged_once(
+def test_invalid_certificate_files_keep_previous_certificate_and_are_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="rt.net")
@@ -749,7 +749,7 @@ def test_files_that_do_not_pass_leave_the_old_ones_in_place_and_are_logged_once(
     assert not any("PRIVATE" in record.getMessage() for record in caplog.records)
 
 
-def test_a_channel_that_is_closed_says_so(pki: Path) -> None:
+def test_closed_channel_raises_closed(pki: Path) -> None:
     async def run() -> None:
         channel = open_channel("localhost:1", tls_of(pki, "f1"))
         channel.get()
@@ -827,7 +827,7 @@ async def is_echoed(channel: Channel, message: bytes) -> bool:
 
 
 @pytest.mark.slow
-def test_both_ends_notice_a_peer_that_fell_silent_and_meet_again(pki: Path) -> None:
+def test_both_ends_detect_silent_peer_and_reconnect(pki: Path) -> None:
     async def run() -> None:
         talk = Talk()
         async with through_a_proxy(pki, talk) as (proxy, channel):
@@ -846,7 +846,7 @@ def test_both_ends_notice_a_peer_that_fell_silent_and_meet_again(pki: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_quiet_stream_lives_on_pings_that_the_server_bears(pki: Path) -> None:
+def test_idle_stream_survives_keepalive_pings(pki: Path) -> None:
     async def run() -> None:
         talk = Talk()
         async with through_a_proxy(pki, talk) as (proxy, channel):
@@ -862,7 +862,7 @@ def test_a_quiet_stream_lives_on_pings_that_the_server_bears(pki: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_link_full_of_data_does_not_pass_for_a_silent_peer(pki: Path) -> None:
+def test_slow_saturated_link_is_not_treated_as_silent_peer(pki: Path) -> None:
     async def run() -> None:
         async with through_a_proxy(pki, Talk(), bytes_per_s=1e6) as (_, channel):
             call = echo(channel)
@@ -880,7 +880,7 @@ def test_a_slow_link_full_of_data_does_not_pass_for_a_silent_peer(pki: Path) -> 
     asyncio.run(run())
 
 
-def test_a_write_to_a_call_that_ended_is_an_error_of_ours(pki: Path) -> None:
+def test_write_to_ended_call_raises_unreachable(pki: Path) -> None:
     async def run() -> None:
         async with talking(pki, "s1") as (_, channel):
             call = echo(channel)
@@ -898,19 +898,19 @@ def test_a_write_to_a_call_that_ended_is_an_error_of_ours(pki: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [server_options(), channel_options()])
-def test_no_option_stands_twice_or_is_unlimited(options: tuple[tuple[str, int], ...]) -> None:
+def test_grpc_options_are_unique_and_not_unlimited(options: tuple[tuple[str, int], ...]) -> None:
     names = [name for name, _ in options]
     assert len(names) == len(set(names))
     assert all(value >= 0 for _, value in options)
 
 
 @pytest.mark.parametrize("options", [server_options(), channel_options()])
-def test_every_option_is_one_that_this_grpc_knows(options: tuple[tuple[str, int], ...]) -> None:
+def test_grpc_options_are_known_to_installed_grpc(options: tuple[tuple[str, int], ...]) -> None:
     from grpc._cython import cygrpc
 
     native = Path(cygrpc.__file__).read_bytes()
     assert [name for name, _ in options if name.encode() not in native] == []
 
 
-def test_what_names_the_peer_is_never_overridden() -> None:
+def test_channel_options_do_not_override_peer_name() -> None:
     assert not any("target_name" in name or "authority" in name for name, _ in channel_options())

@@ -1,4 +1,4 @@
-"""Errors of rt over gRPC: which status, what travels, and what a hostile peer's item can do."""
+"""Errors of rt over gRPC: their status, the encoded fields, and hostile items from a peer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def spelled(text: str) -> str:
 
 @given(ERRORS)
 @example(RtError("\ud800", where="\x1b[2J\nforged line", got="\u202e"))
-def test_an_error_comes_back_as_it_was_with_all_that_does_not_print_spelled_out(error: RtError) -> None:
+def test_error_round_trips_with_unprintable_characters_escaped(error: RtError) -> None:
     item = encode_error(error)
     assert len(item) <= ERROR_BYTES_MAX
     back = error_of(ended(error.grpc_status, "", (ERROR_KEY, item)))
@@ -96,7 +96,7 @@ LONG = st.text(min_size=1, max_size=20).map(lambda text: text * 2000)
 
 
 @given(st.sampled_from(PLAIN), LONG, LONG)
-def test_an_error_of_any_length_fits_and_keeps_the_start_of_what_it_says(
+def test_error_of_any_length_fits_and_keeps_start_of_its_text(
     kind: type[RtError], what: str, got: str
 ) -> None:
     error = kind(what, where=got, got=got, expected=what, hint=got)
@@ -109,7 +109,7 @@ def test_an_error_of_any_length_fits_and_keeps_the_start_of_what_it_says(
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_every_class_travels_under_its_own_status(kind: type[RtError]) -> None:
+def test_every_error_class_maps_to_its_own_status(kind: type[RtError]) -> None:
     assert status_of(kind("no")).name == kind.grpc_status
 
 
@@ -122,7 +122,7 @@ def test_every_class_travels_under_its_own_status(kind: type[RtError]) -> None:
         (rt.DiskFull("full", accepted=range(3)), rt.DiskFull),
     ],
 )
-def test_what_cannot_travel_whole_comes_back_as_the_nearest_class_that_can(
+def test_error_with_unsendable_class_or_fields_decodes_to_nearest_class(
     error: RtError, kind: type[RtError]
 ) -> None:
     back = decode_error(encode_error(error))
@@ -149,14 +149,14 @@ ITEMS = st.binary() | st.builds(
 @example(b'{"what": "\\u001b[2J"}')
 @example(b'{"class": "__class__", "what": "x"}')
 @example(b'{"what": ' + b"9" * 4000 + b"}")
-def test_any_item_is_one_of_our_errors_or_nothing(item: bytes) -> None:
+def test_arbitrary_item_decodes_to_printable_rt_error_or_none(item: bytes) -> None:
     error = decode_error(item)
     if error is not None:
         assert type(error) is Unreachable or getattr(rt.errors, type(error).__name__) is type(error)
         assert str(error).isprintable()
 
 
-def test_an_item_that_is_too_long_says_nothing() -> None:
+def test_oversized_item_decodes_to_none() -> None:
     item = encode_error(rt.Fenced("no"))
     assert decode_error(item) is not None
     assert decode_error(item + b" " * ERROR_BYTES_MAX) is None
@@ -166,7 +166,7 @@ def test_an_item_that_is_too_long_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("code", grpc.StatusCode)
-def test_every_status_without_an_item_is_an_error_of_ours(code: grpc.StatusCode) -> None:
+def test_every_status_without_item_becomes_printable_rt_error(code: grpc.StatusCode) -> None:
     error = error_of(ended(code.name, "some \x1b[2Jreason"), where="n1:5002")
     assert isinstance(error, RtError)
     assert error.where == "n1:5002"
@@ -189,25 +189,25 @@ def test_every_status_without_an_item_is_an_error_of_ours(code: grpc.StatusCode)
         ("UNKNOWN", "", RtError, False),
     ],
 )
-def test_a_status_without_an_item_is_what_its_code_means(
+def test_status_without_item_maps_to_error_class_and_retriability(
     code: str, details: str, kind: type[RtError], retriable: bool
 ) -> None:
     error = error_of(ended(code, details))
     assert (type(error), error.retriable) == (kind, retriable)
 
 
-def test_a_failed_connection_is_told_with_the_address_and_the_reason_alone() -> None:
+def test_failed_connection_error_names_only_last_address_and_reason() -> None:
     told = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Socket closed"
     error = error_of(ended("UNAVAILABLE", told))
     assert error.what == "the call ended with UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed"
     assert "does it chain to the node's CA" in str(error)
 
 
-def test_an_item_that_says_nothing_leaves_the_code() -> None:
+def test_undecodable_item_falls_back_to_status_code() -> None:
     assert type(error_of(ended("UNAVAILABLE", "x", (ERROR_KEY, b"?")))) is Unreachable
 
 
-def test_the_peers_own_place_is_kept_and_ours_stands_in_for_none() -> None:
+def test_error_keeps_peer_location_or_uses_peer_address_if_missing() -> None:
     told = error_of(
         ended("DATA_LOSS", "", (ERROR_KEY, encode_error(rt.Diverged("d", where="x")))), where="n1"
     )
@@ -231,7 +231,7 @@ def answer(raised: BaseException | None) -> Context:
     return context
 
 
-def test_an_error_of_ours_ends_the_call_with_its_status_text_and_item() -> None:
+def test_rt_error_ends_call_with_its_status_text_and_item() -> None:
     error = rt.DiskFull("no space", where="/data", hint="Make some.")
     assert answer(error).ended == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -240,7 +240,7 @@ def test_an_error_of_ours_ends_the_call_with_its_status_text_and_item() -> None:
     )
 
 
-def test_anything_else_is_logged_here_and_not_sent_to_the_peer(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_exception_is_logged_locally_and_not_sent_to_peer(caplog: pytest.LogCaptureFixture) -> None:
     context = answer(KeyError("a secret"))
     assert context.ended is not None
     assert context.ended[0] is grpc.StatusCode.INTERNAL
@@ -250,7 +250,7 @@ def test_anything_else_is_logged_here_and_not_sent_to_the_peer(caplog: pytest.Lo
     assert "a secret" in caplog.text
 
 
-def test_an_abort_and_a_cancellation_pass_through(
+def test_abort_and_cancellation_pass_through_without_log(
     caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]]
 ) -> None:
     context = Context()
@@ -267,7 +267,7 @@ def test_an_abort_and_a_cancellation_pass_through(
     assert logged("rt.net") == []
 
 
-def test_the_positions_of_a_corrupt_range_travel_and_such_as_cannot_be_do_not() -> None:
+def test_corrupt_range_positions_round_trip_and_invalid_ones_become_0() -> None:
     error = decode_error(encode_error(CorruptRange("damaged here", start=7, end=90, where="n1")))
     assert isinstance(error, CorruptRange)
     assert (error.start, error.end, error.where) == (7, 90, "n1")

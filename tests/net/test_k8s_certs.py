@@ -1,4 +1,4 @@
-"""Certificates in Secrets: what is kept, what is made anew, and what the API of a cluster may answer."""
+"""Certificates in Kubernetes Secrets: when they are kept or reissued, and responses of the cluster API."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def kept(secrets: Secrets, *, now: datetime | None = None, **changes: Any) -> li
     return keep(order(**changes), secrets, now=now)  # type: ignore[arg-type]
 
 
-def test_what_is_missing_is_made_once_by_one_ca() -> None:
+def test_missing_certificates_are_issued_once_by_one_ca() -> None:
     secrets = Secrets()
 
     assert kept(secrets) == ["rt-ca", "rt-0", "feed"]
@@ -76,7 +76,7 @@ def test_what_is_missing_is_made_once_by_one_ca() -> None:
     assert "tls.key" in secrets.data["rt-ca"]
 
 
-def test_only_what_ends_soon_or_names_something_else_is_made_again() -> None:
+def test_certificates_are_reissued_only_if_expiring_soon_or_ordered_differently() -> None:
     secrets, now = Secrets(), datetime.now(UTC)
     kept(secrets, now=now)
     other = [ORDER["certificates"][0] | {"dns": ["n0.y"]}, ORDER["certificates"][1]]
@@ -86,7 +86,7 @@ def test_only_what_ends_soon_or_names_something_else_is_made_again() -> None:
     assert kept(secrets, now=now + 61 * DAY, certificates=other) == ["rt-0", "feed"]
 
 
-def test_another_ca_in_its_secret_makes_all_certificates_again(tmp_path: Path) -> None:
+def test_certificates_are_reissued_after_ca_in_secret_changes(tmp_path: Path) -> None:
     secrets = Secrets()
     kept(secrets)
     init_ca(tmp_path)
@@ -98,7 +98,7 @@ def test_another_ca_in_its_secret_makes_all_certificates_again(tmp_path: Path) -
     assert secrets.data["feed"]["ca.crt"].count(b"BEGIN CERTIFICATE") == 2
 
 
-def test_a_pair_that_is_damaged_is_made_again_and_a_ca_that_is_damaged_is_not() -> None:
+def test_corrupt_pair_is_reissued_and_corrupt_ca_raises_certificate_error() -> None:
     secrets = Secrets()
     kept(secrets)
     secrets.data["feed"]["tls.key"] = secrets.data["rt-0"]["tls.key"]
@@ -110,7 +110,7 @@ def test_a_pair_that_is_damaged_is_made_again_and_a_ca_that_is_damaged_is_not() 
 
 
 @pytest.mark.parametrize("stops_at", ["rt-ca", "rt-0", "feed"])
-def test_what_fails_half_way_continues_with_the_same_ca_when_it_is_run_again(stops_at: str) -> None:
+def test_failed_run_continues_with_same_ca_when_run_again(stops_at: str) -> None:
     class Failing(Secrets):
         def fill(self, name: str, data: Any, *, version: str) -> None:
             if name == stops_at:
@@ -130,7 +130,7 @@ def test_what_fails_half_way_continues_with_the_same_ca_when_it_is_run_again(sto
 
 
 @pytest.mark.parametrize("lost", ["tls.crt", "tls.key"])
-def test_no_other_ca_is_made_where_half_of_one_is_left(lost: str) -> None:
+def test_incomplete_ca_raises_certificate_error_and_is_not_replaced(lost: str) -> None:
     secrets = Secrets()
     kept(secrets)
     secrets.data["rt-ca"][lost] = b""
@@ -157,12 +157,12 @@ def test_no_other_ca_is_made_where_half_of_one_is_left(lost: str) -> None:
         {"more": 1},
     ],
 )
-def test_an_order_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+def test_invalid_order_raises_certificate_error(changes: dict[str, Any]) -> None:
     with pytest.raises(CertificateError):
         order(**changes)
 
 
-def test_an_empty_secret_and_one_without_its_ca_say_why() -> None:
+def test_renewal_reason_names_empty_secret_other_ca_or_invalid_certificate() -> None:
     wanted = order().certificates[0]
 
     assert why_renew({}, wanted, ca=b"", renew_days=1, now=datetime.now(UTC)) == "there is none"
@@ -238,7 +238,7 @@ def environment(server: ThreadingHTTPServer) -> dict[str, str]:
     return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.server_port)}
 
 
-def test_the_command_fills_the_secrets_of_its_own_namespace(
+def test_certs_kubernetes_command_fills_secrets_of_its_own_namespace(
     cluster: tuple[ThreadingHTTPServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, account = cluster
@@ -256,7 +256,7 @@ def test_the_command_fills_the_secrets_of_its_own_namespace(
     assert b"BEGIN CERTIFICATE" in base64.b64decode(Answers.secrets["feed"]["data"]["tls.crt"])
 
 
-def test_what_the_api_refuses_is_said_with_what_helps(cluster: tuple[ThreadingHTTPServer, Path]) -> None:
+def test_api_rejection_names_cause_or_remedy(cluster: tuple[ThreadingHTTPServer, Path]) -> None:
     server, account = cluster
     api = api_of(environment(server), account=account)
     version = api.get("rt-0").version
@@ -274,7 +274,7 @@ def test_what_the_api_refuses_is_said_with_what_helps(cluster: tuple[ThreadingHT
         api.get("rt-0")
 
 
-def test_an_answer_that_ends_too_early_is_a_rejection(
+def test_truncated_api_response_raises_api_rejected(
     cluster: tuple[ThreadingHTTPServer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, account = cluster
@@ -284,7 +284,7 @@ def test_an_answer_that_ends_too_early_is_a_rejection(
     assert "5 more expected" in str(caught.value)
 
 
-def test_outside_of_a_pod_the_error_says_so(tmp_path: Path) -> None:
+def test_missing_pod_environment_or_service_account_raises_api_rejected(tmp_path: Path) -> None:
     with pytest.raises(ApiRejected, match="does not run in a pod"):
         api_of({})
     with pytest.raises(ApiRejected, match="no service account"):

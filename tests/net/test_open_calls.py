@@ -1,4 +1,4 @@
-"""Which calls of a server wait, and which end, when memory is short."""
+"""Which calls of a server wait, and which are ended, when memory is short."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ended(calls: list[OpenCall], count: int, kept: int = 0) -> list[int]:
     return [calls.index(call) for call in calls_to_end(calls, count, NOW_S, kept=kept)]
 
 
-def test_the_identity_with_the_most_calls_loses_those_that_wait_longest() -> None:
+def test_identity_with_most_calls_loses_longest_stalled_calls_first() -> None:
     calls = [
         call_of("a", STALLED),
         call_of("b", STALLED - 1),
@@ -53,13 +53,13 @@ def test_the_identity_with_the_most_calls_loses_those_that_wait_longest() -> Non
     assert sorted(ended(calls, 100)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_identity_whose_calls_go_on_loses_them_after_all_that_stand_still() -> None:
+def test_active_calls_are_ended_after_all_stalled_calls() -> None:
     calls = [*(call_of("busy") for _ in range(5)), call_of("idle", STALLED), call_of("idle", STALLED)]
     assert ended(calls, 2) == [5, 6]
     assert ended(calls, 3) == [5, 6, 0]
 
 
-def test_calls_of_nodes_and_calls_that_are_ending_are_left_alone() -> None:
+def test_node_calls_and_ending_calls_are_not_ended() -> None:
     ending = call_of("a", STALLED)
     ending.is_ending = True
     assert ended([ending, call_of("n1", STALLED, "node")], 5) == []
@@ -85,7 +85,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_no_message_is_awaited_while_handlers_have_as_many_as_they_may() -> None:
+def test_reads_wait_while_handlers_of_same_identity_hold_messages_at_byte_limit() -> None:
     async def main() -> None:
         calls = OpenCalls()
         async with contextlib.AsyncExitStack() as stack:
@@ -127,7 +127,7 @@ def test_no_message_is_awaited_while_handlers_have_as_many_as_they_may() -> None
     asyncio.run(main())
 
 
-def test_a_call_of_a_node_never_waits_for_the_handlers_of_others() -> None:
+def test_node_call_reads_without_waiting_at_byte_limit() -> None:
     async def main() -> None:
         calls, peer, node = OpenCalls(), Peer(), Identity("s", "node", "n1")
         calls.reading.add("hostile", READ_BYTES_MAX)
@@ -139,7 +139,7 @@ def test_a_call_of_a_node_never_waits_for_the_handlers_of_others() -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_is_ended_says_overloaded_and_new_ones_wait_for_memory() -> None:
+def test_ended_call_raises_overloaded_and_new_calls_are_refused_while_memory_is_short() -> None:
     async def main() -> None:
         calls = OpenCalls()
         identity = Identity("s", "subscriber", "a")
@@ -181,7 +181,7 @@ def test_a_call_that_is_ended_says_overloaded_and_new_ones_wait_for_memory() -> 
         (VERY_SHORT_BYTES + 1, VERY_SHORT_BYTES - SHORT_BYTES, [(1, 0)]),
     ],
 )
-def test_the_guard_makes_room_by_what_is_too_much(
+def test_memory_guard_ends_calls_according_to_excess_memory(
     used: int, room: int, counts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []

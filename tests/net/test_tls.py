@@ -1,4 +1,4 @@
-"""TLS material and identities: what is refused, with whom a handshake works, what a rotation may do."""
+"""Certificates, identities and TLS contexts: checks, handshakes, renewal and CA rotation."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ URIS = st.text() | st.builds("rt://{}/{}/{}".format, PARTS, PARTS, PARTS) | st.b
 
 @given(IDENTITIES)
 @settings(deadline=None)
-def test_an_identity_survives_its_uris(identity: Identity) -> None:
+def test_identity_survives_round_trip_through_its_uris(identity: Identity) -> None:
     assert identity_from_uris(identity.uris) == identity
 
 
 @given(st.lists(URIS, max_size=5))
 @settings(max_examples=250, deadline=None)
-def test_any_uris_name_one_legal_identity_or_are_refused(uris: list[str]) -> None:
+def test_arbitrary_uris_yield_valid_identity_or_are_rejected(uris: list[str]) -> None:
     try:
         identity = identity_from_uris(uris)
     except CertificateError:
@@ -122,7 +122,7 @@ def test_any_uris_name_one_legal_identity_or_are_refused(uris: list[str]) -> Non
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_each_role_is_read_from_its_uri(role: str) -> None:
+def test_role_is_read_from_uri(role: str) -> None:
     assert identity_from_uris([f"rt://s/{role}/x"]) == Identity("s", role, "x")
 
 
@@ -167,23 +167,23 @@ def test_each_role_is_read_from_its_uri(role: str) -> None:
         ["rt://s/operator/f1", "rt://s/lease/g"],
     ],
 )
-def test_uris_that_do_not_name_exactly_one_identity_are_refused(uris: list[str]) -> None:
+def test_uris_without_exactly_one_identity_are_rejected(uris: list[str]) -> None:
     with pytest.raises(CertificateError):
         identity_from_uris(uris)
 
 
-def test_uris_of_other_schemes_are_passed_over() -> None:
+def test_uris_of_other_schemes_are_ignored() -> None:
     uris = ["spiffe://cluster/ns/x", "rt://s/publisher/f1", "https://example.org", "rt://s/dedup/d"]
     assert identity_from_uris(uris) == Identity("s", "publisher", "f1", frozenset({"d"}))
 
 
 @pytest.mark.parametrize("fields", [("..", "node", "n"), ("s", "node", "a/b"), ("s", "node", "")])
-def test_an_identity_with_an_illegal_name_cannot_be_made(fields: tuple[str, ...]) -> None:
+def test_identity_with_invalid_name_raises_invalid_name(fields: tuple[str, ...]) -> None:
     with pytest.raises(InvalidName):
         Identity(*fields)
 
 
-def test_groups_of_leases_stand_beside_the_identity_and_come_back_from_its_uris() -> None:
+def test_lease_groups_survive_round_trip_through_identity_uris() -> None:
     both = Identity("s", "publisher", "f1", frozenset({"d"}), frozenset({"g", "h"}))
     reader = Identity("s", "subscriber", "r1", frozenset(), frozenset({"g"}))
     assert reader.uris == ["rt://s/subscriber/r1", "rt://s/lease/g"]
@@ -191,22 +191,22 @@ def test_groups_of_leases_stand_beside_the_identity_and_come_back_from_its_uris(
         assert identity_from_uris(one.uris) == one
 
 
-def test_an_identity_with_an_illegal_dedup_id_cannot_be_made() -> None:
+def test_identity_with_invalid_dedup_id_raises_invalid_name() -> None:
     with pytest.raises(InvalidName):
         Identity("s", "publisher", "f1", frozenset({"a b"}))
 
 
-def test_a_peers_certificate_is_read_like_ones_own() -> None:
+def test_peer_certificate_yields_its_identity() -> None:
     assert identity_of(LEAF.certificate) == Identity("s", "publisher", "f1")
 
 
-def test_a_host_name_that_looks_like_a_uri_names_no_identity() -> None:
+def test_dns_name_in_uri_form_is_not_accepted_as_identity() -> None:
     posing = x509.SubjectAlternativeName([x509.DNSName("rt://s/operator/x")])
     with pytest.raises(CertificateError, match="must name one identity"):
         identity_of(Holder("x", ROOT, uris=[], extensions=[posing]).certificate)
 
 
-def test_a_common_name_names_no_identity() -> None:
+def test_common_name_is_not_accepted_as_identity() -> None:
     with pytest.raises(CertificateError, match="must name one identity"):
         identity_of(Holder("rt://s/operator/x", ROOT, uris=[]).certificate)
 
@@ -214,7 +214,7 @@ def test_a_common_name_names_no_identity() -> None:
 # --- what belongs together --------------------------------------------------------------------------------
 
 
-def test_good_material_passes_and_says_who_it_is() -> None:
+def test_valid_credentials_pass_check_and_report_identity_and_expiry() -> None:
     credentials = check(ROOT.pem, LEAF.pem, LEAF.key_pem, now=NOW)
     assert (credentials.ca, credentials.cert, credentials.key) == (ROOT.pem, LEAF.pem, LEAF.key_pem)
     assert credentials.identity == Identity("s", "publisher", "f1")
@@ -222,7 +222,7 @@ def test_good_material_passes_and_says_who_it_is() -> None:
     assert credentials.fingerprint == LEAF.certificate.fingerprint(SHA256()).hex()
 
 
-def test_a_key_of_another_certificate_is_refused() -> None:
+def test_key_of_another_certificate_is_rejected() -> None:
     with pytest.raises(CertificateError, match=r"key is not the certificate's \(at KEY\).*CERT"):
         check(ROOT.pem, LEAF.pem, Holder("f1", ROOT).key_pem, now=NOW, files=("CA", "CERT", "KEY"))
 
@@ -236,7 +236,9 @@ def test_a_key_of_another_certificate_is_refused() -> None:
         (NOW + DAY + timedelta(seconds=1), "expired.*`rt certs renew DIR NAME`"),
     ],
 )
-def test_a_certificate_counts_from_its_first_to_its_last_second(now: datetime, what: str | None) -> None:
+def test_certificate_is_valid_from_first_to_last_second_of_its_period(
+    now: datetime, what: str | None
+) -> None:
     root = Holder("root", ca=True, start=NOW - 9 * DAY, end=NOW + 9 * DAY)
     leaf = Holder("f1", root)
     if what is None:
@@ -256,7 +258,7 @@ def chains(leaf: Holder, ca: bytes, *intermediates: Holder) -> bool:
     return True
 
 
-def test_intermediates_follow_the_certificate_in_any_order() -> None:
+def test_intermediates_are_accepted_in_any_order() -> None:
     middle = Holder("middle", ROOT, ca=True)
     low = Holder("low", middle, ca=True)
     leaf = Holder("f1", low)
@@ -267,7 +269,7 @@ def test_intermediates_follow_the_certificate_in_any_order() -> None:
     assert chains(leaf, middle.pem, low), "what stands in the CA file is trusted, a root or not"
 
 
-def test_an_anchor_may_be_one_of_several_in_the_ca_file() -> None:
+def test_trust_anchor_is_found_among_several_in_ca_file() -> None:
     other, again = Holder("other", ca=True), Holder("root", ca=True)
     assert chains(LEAF, other.pem + again.pem + b"a comment: \xc3\xa4\n" + ROOT.pem)
     assert not chains(LEAF, other.pem + again.pem)
@@ -283,25 +285,25 @@ def test_an_anchor_may_be_one_of_several_in_the_ca_file() -> None:
         {"extensions": [usage(cert_sign=False)]},
     ],
 )
-def test_an_issuer_that_may_not_issue_ends_the_chain(wrong: dict[str, object]) -> None:
+def test_chain_through_issuer_not_entitled_to_issue_is_rejected(wrong: dict[str, object]) -> None:
     root = Holder("root", ca=True, **wrong)
     assert not chains(Holder("f1", root), root.pem)
     middle = Holder("middle", ROOT, ca=True, **wrong)
     assert not chains(Holder("f1", middle), ROOT.pem, middle)
 
 
-def test_a_path_length_bounds_the_intermediates() -> None:
+def test_path_length_constraint_limits_intermediates() -> None:
     root = Holder("root", ca=True, constraints=x509.BasicConstraints(True, 0))
     middle = Holder("middle", root, ca=True)
     assert chains(Holder("f1", root), root.pem)
     assert not chains(Holder("f1", middle), root.pem, middle)
 
 
-def test_a_certificate_issued_by_a_leaf_is_refused() -> None:
+def test_certificate_issued_by_leaf_is_rejected() -> None:
     assert not chains(Holder("f2", LEAF), ROOT.pem, LEAF)
 
 
-def test_a_certificate_that_names_itself_as_issuer_is_refused() -> None:
+def test_self_signed_leaf_certificate_is_rejected() -> None:
     itself = Holder("f1")
     assert not chains(itself, ROOT.pem, itself)
 
@@ -316,7 +318,7 @@ def test_a_certificate_that_names_itself_as_issuer_is_refused() -> None:
         ("node", [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH], True),
     ],
 )
-def test_the_extended_key_usage_must_suit_the_role(
+def test_extended_key_usage_must_match_role(
     role: str, usages: list[x509.ObjectIdentifier], good: bool
 ) -> None:
     leaf = Holder("x", ROOT, uris=[f"rt://s/{role}/x"], extensions=[x509.ExtendedKeyUsage(usages)])
@@ -327,7 +329,7 @@ def test_the_extended_key_usage_must_suit_the_role(
         check(ROOT.pem, leaf.pem, leaf.key_pem, now=NOW)
 
 
-def test_a_key_with_a_passphrase_is_refused() -> None:
+def test_key_with_passphrase_is_rejected() -> None:
     locked = LEAF.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x"))
     with pytest.raises(CertificateError, match="without a passphrase"):
         check(ROOT.pem, LEAF.pem, locked, now=NOW)
@@ -335,7 +337,7 @@ def test_a_key_with_a_passphrase_is_refused() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\0", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
-def test_a_file_of_something_else_is_named(place: int, content: bytes) -> None:
+def test_error_names_file_with_invalid_pem_content(place: int, content: bytes) -> None:
     contents = [ROOT.pem, LEAF.pem, LEAF.key_pem]
     contents[place] = content
     with pytest.raises(CertificateError) as caught:
@@ -345,7 +347,7 @@ def test_a_file_of_something_else_is_named(place: int, content: bytes) -> None:
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_mutated_certificate_is_refused_by_no_other_error(data: st.DataObject) -> None:
+def test_mutated_certificate_raises_only_certificate_error(data: st.DataObject) -> None:
     der = bytearray(LEAF.certificate.public_bytes(Encoding.DER))
     for place in data.draw(st.lists(st.integers(0, len(der) - 1), min_size=1, max_size=4)):
         der[place] = data.draw(st.integers(0, 255))
@@ -390,11 +392,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAUSES_S", ())
 
 
-def test_tls_says_whose_it_is(pair: IssuedCertificate) -> None:
+def test_tls_reports_identity_of_its_certificate(pair: IssuedCertificate) -> None:
     assert TLS(*pair).identity == Identity("s", "publisher", "f1")
 
 
-def test_tls_takes_text_and_paths_is_frozen_and_pickles(pair: IssuedCertificate) -> None:
+def test_tls_accepts_text_paths_and_is_picklable_and_frozen(pair: IssuedCertificate) -> None:
     tls = TLS(*map(str, pair))
     assert pickle.loads(pickle.dumps(tls)) == tls  # noqa: S301 - our own bytes
     with pytest.raises(FrozenInstanceError):
@@ -413,9 +415,7 @@ def test_tls_takes_text_and_paths_is_frozen_and_pickles(pair: IssuedCertificate)
         ("too large", "too large"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(
-    pair: IssuedCertificate, place: int, kind: str, what: str
-) -> None:
+def test_error_names_unreadable_file(pair: IssuedCertificate, place: int, kind: str, what: str) -> None:
     path = pair[place]
     path.unlink()
     match kind:
@@ -433,7 +433,7 @@ def test_a_file_that_cannot_be_read_is_named(
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_bytes_of_a_key_reach_no_error_log_or_repr(
+def test_key_bytes_never_appear_in_errors_logs_or_reprs(
     pair: IssuedCertificate, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -456,7 +456,7 @@ def test_bytes_of_a_key_reach_no_error_log_or_repr(
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
-def test_a_key_that_others_can_read_is_warned_of_not_refused(
+def test_key_readable_by_others_is_loaded_with_one_warning(
     pair: IssuedCertificate, mode: int, warned: bool, logged: Callable[[str], list[str]]
 ) -> None:
     pair.key.chmod(mode)
@@ -469,7 +469,7 @@ def test_a_key_that_others_can_read_is_warned_of_not_refused(
 # --- rotation ---------------------------------------------------------------------------------------------
 
 
-def test_a_renewal_is_seen_and_loaded(pair: IssuedCertificate) -> None:
+def test_renewed_certificate_is_detected_and_loaded(pair: IssuedCertificate) -> None:
     tls = TLS(*pair)
     before = tls.load()
     assert not tls.changed(before)
@@ -481,7 +481,7 @@ def test_a_renewal_is_seen_and_loaded(pair: IssuedCertificate) -> None:
     assert not tls.changed(after)
 
 
-def test_a_change_of_the_ca_alone_is_seen(pair: IssuedCertificate, tmp_path: Path) -> None:
+def test_change_of_ca_file_alone_is_detected(pair: IssuedCertificate, tmp_path: Path) -> None:
     tls = TLS(*pair)
     before = tls.load()
     pair.ca.write_bytes(before.ca + init_ca(tmp_path / "new").read_bytes())
@@ -489,7 +489,7 @@ def test_a_change_of_the_ca_alone_is_seen(pair: IssuedCertificate, tmp_path: Pat
     assert tls.load().fingerprint == before.fingerprint
 
 
-def test_files_that_cannot_be_read_count_as_changed(pair: IssuedCertificate) -> None:
+def test_missing_certificate_file_counts_as_changed(pair: IssuedCertificate) -> None:
     tls = TLS(*pair)
     before = tls.load()
     pair.cert.unlink()
@@ -497,7 +497,7 @@ def test_files_that_cannot_be_read_count_as_changed(pair: IssuedCertificate) -> 
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_a_rotation_cannot_turn_one_identity_into_another(pair: IssuedCertificate) -> None:
+def test_reload_with_another_identity_is_rejected(pair: IssuedCertificate) -> None:
     tls = TLS(*pair)
     other = issue(pair.ca.parent, Identity("s", "publisher", "f2"))
     other.key.replace(pair.key)
@@ -508,7 +508,7 @@ def test_a_rotation_cannot_turn_one_identity_into_another(pair: IssuedCertificat
 
 
 @pytest.mark.parametrize("torn", ["ca", "cert", "key"])
-def test_a_renewal_between_two_reads_is_read_again(
+def test_load_stays_consistent_if_renewed_between_file_reads(
     pair: IssuedCertificate, torn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = TLS(*pair)
@@ -529,7 +529,7 @@ def test_a_renewal_between_two_reads_is_read_again(
     assert (loaded.fingerprint == before.fingerprint) == (torn == "key")
 
 
-def test_a_file_written_in_place_is_read_again_when_whole(
+def test_partly_written_certificate_is_read_again_until_complete(
     pair: IssuedCertificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = pair.cert.read_bytes()
@@ -545,7 +545,7 @@ def test_a_file_written_in_place_is_read_again_when_whole(
     assert len(pauses) == 4
 
 
-def test_every_load_beside_a_renewer_is_consistent(pair: IssuedCertificate) -> None:
+def test_loads_succeed_during_concurrent_renewals(pair: IssuedCertificate) -> None:
     tls = TLS(*pair)
     enough = threading.Event()
 
@@ -621,14 +621,16 @@ VERIFY_CODE = {"expired": 10, "unknown CA": 20, "purpose": 26, "host name": 62, 
 
 
 @pytest.mark.parametrize("host", ["n1", "localhost", "127.0.0.1", "::1"])
-def test_two_certificates_of_one_ca_meet_over_tls_1_3(pki: dict[str, IssuedCertificate], host: str) -> None:
+def test_certificates_of_same_ca_complete_tls_1_3_handshake(
+    pki: dict[str, IssuedCertificate], host: str
+) -> None:
     server, client = TLS(*pki["node"]), TLS(*pki["publisher"])
     seen = handshake(server.ssl_server_context(), client.ssl_client_context(), host)
     assert seen["version"] == "TLSv1.3"
     assert identity_of(x509.load_der_x509_certificate(seen["peer"])) == client.identity
 
 
-def test_certificates_of_the_development_pki_pass_the_strict_checks(
+def test_development_pki_certificates_pass_strict_x509_checks(
     pki: dict[str, IssuedCertificate],
 ) -> None:
     server, client = TLS(*pki["node"]).ssl_server_context(), TLS(*pki["publisher"]).ssl_client_context()
@@ -637,18 +639,18 @@ def test_certificates_of_the_development_pki_pass_the_strict_checks(
     handshake(server, client)
 
 
-def test_nodes_call_each_other(pki: dict[str, IssuedCertificate]) -> None:
+def test_node_certificate_works_as_server_and_client(pki: dict[str, IssuedCertificate]) -> None:
     node = TLS(*pki["node"])
     handshake(node.ssl_server_context(), node.ssl_client_context())
 
 
-def test_a_client_without_certificate_is_refused(pki: dict[str, IssuedCertificate]) -> None:
+def test_client_without_certificate_is_rejected(pki: dict[str, IssuedCertificate]) -> None:
     with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
         handshake(TLS(*pki["node"]).ssl_server_context(), client_without_certificate(pki["node"].ca))
 
 
 @pytest.mark.parametrize(("who", "why"), [("stranger", "unknown CA"), ("late", "expired")])
-def test_a_client_with_a_bad_certificate_is_refused(
+def test_client_with_untrusted_or_expired_certificate_is_rejected(
     pki: dict[str, IssuedCertificate], who: str, why: str
 ) -> None:
     client = raw(ssl.PROTOCOL_TLS_CLIENT, pki[who], pki["node"].ca)
@@ -667,7 +669,7 @@ def test_a_client_with_a_bad_certificate_is_refused(
         ("node", "127.0.0.2", "address"),
     ],
 )
-def test_a_server_with_a_bad_certificate_is_refused(
+def test_server_with_invalid_certificate_is_rejected(
     pki: dict[str, IssuedCertificate], who: str, host: str, why: str
 ) -> None:
     server = raw(ssl.PROTOCOL_TLS_SERVER, pki[who], pki["node"].ca)
@@ -676,21 +678,23 @@ def test_a_server_with_a_bad_certificate_is_refused(
     assert caught.value.verify_code == VERIFY_CODE[why]
 
 
-def test_a_client_that_knows_only_tls_1_2_is_refused(pki: dict[str, IssuedCertificate]) -> None:
+def test_client_limited_to_tls_1_2_is_rejected(pki: dict[str, IssuedCertificate]) -> None:
     client = TLS(*pki["publisher"]).ssl_client_context()
     client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError, match="UNSUPPORTED_PROTOCOL"):
         handshake(TLS(*pki["node"]).ssl_server_context(), client)
 
 
-def test_a_server_that_knows_only_tls_1_2_is_refused(pki: dict[str, IssuedCertificate]) -> None:
+def test_server_limited_to_tls_1_2_is_rejected(pki: dict[str, IssuedCertificate]) -> None:
     server = TLS(*pki["node"]).ssl_server_context()
     server.minimum_version = server.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError, match="PROTOCOL"):
         handshake(server, TLS(*pki["publisher"]).ssl_client_context())
 
 
-def test_both_cas_work_while_they_rotate(pki: dict[str, IssuedCertificate], tmp_path: Path) -> None:
+def test_certificates_of_both_cas_work_during_ca_rotation(
+    pki: dict[str, IssuedCertificate], tmp_path: Path
+) -> None:
     both = tmp_path / "ca.crt"
     both.write_bytes(
         "# CAs für heute\n".encode() + pki["node"].ca.read_bytes() + pki["stranger"].ca.read_bytes()
@@ -700,7 +704,7 @@ def test_both_cas_work_while_they_rotate(pki: dict[str, IssuedCertificate], tmp_
         handshake(server.ssl_server_context(), TLS(both, *pki[who][1:]).ssl_client_context())
 
 
-def test_an_intermediate_is_sent_along(tmp_path: Path) -> None:
+def test_handshake_sends_intermediate_certificate(tmp_path: Path) -> None:
     start, end = datetime.now(UTC) - DAY, datetime.now(UTC) + DAY
     middle = Holder("middle", ROOT, ca=True, start=start, end=end)
     names = [x509.UniformResourceIdentifier("rt://s/node/n1"), x509.IPAddress(ip_address("127.0.0.1"))]
@@ -715,7 +719,9 @@ def test_an_intermediate_is_sent_along(tmp_path: Path) -> None:
     handshake(node.ssl_server_context(), node.ssl_client_context(), "127.0.0.1")
 
 
-def test_a_key_too_weak_for_openssl_is_our_error(tmp_path: Path, pki: dict[str, IssuedCertificate]) -> None:
+def test_key_too_weak_for_openssl_raises_certificate_error(
+    tmp_path: Path, pki: dict[str, IssuedCertificate]
+) -> None:
     ca_key = rsa.generate_private_key(65537, 1024)  # noqa: S505 - its being weak is the point
     start, end = datetime.now(UTC) - DAY, datetime.now(UTC) + DAY
     leaf = Holder(

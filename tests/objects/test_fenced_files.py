@@ -1,4 +1,4 @@
-"""Owners of one store, each with a greater fence: none waits, and what one reported the next has."""
+"""A SQLite store with successive owners, each with a higher fence: takeover, fencing and crashes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keys(store: SqliteStore) -> list[str]:
     return sorted(key for key, _ in store.reader().rows("rows"))
 
 
-def test_the_next_owner_has_the_rows_and_the_id_and_the_one_before_is_refused(tmp_path: Path) -> None:
+def test_next_owner_keeps_rows_and_store_id_and_fences_previous_owner(tmp_path: Path) -> None:
     first = open_fenced(tmp_path, "q", 7)
     put(first, "a")
     second = open_fenced(tmp_path, "q", 9)
@@ -51,9 +51,7 @@ def test_the_next_owner_has_the_rows_and_the_id_and_the_one_before_is_refused(tm
         open_fenced(tmp_path, "q", 0)
 
 
-def test_an_opening_that_fails_at_its_end_leaves_no_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_open_releases_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(FencedFiles, "remove_earlier", lambda _: os.listdir(tmp_path / "missing"))
         with pytest.raises(FileNotFoundError):
@@ -61,7 +59,7 @@ def test_an_opening_that_fails_at_its_end_leaves_no_lock(
     open_fenced(tmp_path, "q", 7).close()
 
 
-def test_a_commit_under_way_is_refused_when_the_next_owner_has_come(tmp_path: Path) -> None:
+def test_pending_commit_raises_fenced_after_next_owner_opens(tmp_path: Path) -> None:
     first = open_fenced(tmp_path, "q", 1)
     put(first, "a")
     writer = first.begin(DIFFERENTIAL)
@@ -74,7 +72,7 @@ def test_a_commit_under_way_is_refused_when_the_next_owner_has_come(tmp_path: Pa
     second.close()
 
 
-def test_the_outcome_of_a_commit_at_the_same_time_is_not_reported(
+def test_commit_during_takeover_raises_commit_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = open_fenced(tmp_path, "q", 1)
@@ -90,7 +88,7 @@ def test_the_outcome_of_a_commit_at_the_same_time_is_not_reported(
     second[0].close()
 
 
-def test_one_fence_has_one_owner_at_a_time(tmp_path: Path) -> None:
+def test_second_owner_with_same_fence_raises_directory_locked(tmp_path: Path) -> None:
     for fence in (0, 5):
         store = open_fenced(tmp_path, f"q{fence}", fence)
         with pytest.raises(rt.DirectoryLocked):
@@ -98,7 +96,7 @@ def test_one_fence_has_one_owner_at_a_time(tmp_path: Path) -> None:
         store.close()
 
 
-def test_the_file_of_a_store_without_fences_is_taken_over(tmp_path: Path) -> None:
+def test_fenced_owner_takes_over_file_of_unfenced_store(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "q.db")
     put(store, "a")
     store.close()
@@ -112,7 +110,7 @@ def test_the_file_of_a_store_without_fences_is_taken_over(tmp_path: Path) -> Non
         store.close()
 
 
-def test_an_owner_that_died_while_it_took_over_left_what_the_next_one_needs(
+def test_next_owner_recovers_rows_after_owners_died_during_takeover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store := open_fenced(tmp_path, "q", 1), "a")
@@ -154,7 +152,7 @@ except Exception as error:
 """
 
 
-def test_a_process_that_is_stopped_in_a_transaction_keeps_no_owner_waiting(tmp_path: Path) -> None:
+def test_next_owner_commits_while_previous_process_is_stopped_in_transaction(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -176,7 +174,7 @@ def test_a_process_that_is_stopped_in_a_transaction_keeps_no_owner_waiting(tmp_p
             child.kill()
 
 
-def test_what_was_reported_as_committed_is_never_missing_in_the_copy(tmp_path: Path) -> None:
+def test_reported_commits_survive_concurrent_takeovers(tmp_path: Path) -> None:
     """Owners follow each other at any time while the one before commits."""
     reported: set[str] = set()
     store = open_fenced(tmp_path, "q", 1)

@@ -1,4 +1,4 @@
-"""Values, pairs and numbers become bytes and are restored unchanged."""
+"""Serialization of values, pairs and number keys: round trips and rejected input."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def itself() -> list[Any]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_values_that_would_change_are_refused_alone_and_nested(value: Any) -> None:
+def test_unserializable_values_are_rejected_alone_and_nested(value: Any) -> None:
     for each in (value, [value], (1, value), {"key": value}, {(1, 2): [value]}):
         with pytest.raises(NotSerializable):
             ANY.check(each)
@@ -123,7 +123,7 @@ def called_in(calls: int, function: Callable[[], Any]) -> Any:
     ],
     ids=["list", "tuple", "dict", "frozenset"],
 )
-def test_the_deepest_value_that_is_accepted_is_restored_by_a_program_with_many_open_calls(
+def test_deepest_accepted_value_is_restored_on_deep_call_stack(
     around: Callable[[Any], Any],
 ) -> None:
     value: Any = 1
@@ -156,12 +156,12 @@ def test_the_deepest_value_that_is_accepted_is_restored_by_a_program_with_many_o
     ],
     ids=lambda data: repr(data[:30]),
 )
-def test_bytes_that_are_not_a_value_are_refused(data: bytes) -> None:
+def test_invalid_value_bytes_are_rejected(data: bytes) -> None:
     with pytest.raises(StateDamaged):
         ANY.load(data)
 
 
-def test_a_stored_value_of_another_type_is_refused() -> None:
+def test_stored_value_of_wrong_type_is_rejected() -> None:
     serializers = Serializers()
     for kind, data in ((int, b'"1"'), (int, b"true"), (str, b"1"), (bool, b"1"), (float, b'"x"')):
         with pytest.raises(StateDamaged, match="wrong type"):
@@ -187,7 +187,7 @@ def test_pairs_are_restored_unchanged(key: Any, value: Any, data: bytes) -> None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x05\0\0\0abcd", b"\xff\xff\xff\xff"])
-def test_bytes_that_are_not_a_pair_are_refused(data: bytes) -> None:
+def test_invalid_pair_bytes_are_rejected(data: bytes) -> None:
     raw = BytesSerializer("bytes")
     for pairs in (Pairs(raw, raw), Pairs(ANY, ANY)):
         with pytest.raises(StateDamaged):
@@ -199,7 +199,7 @@ def test_numbers_are_restored_from_their_keys(number: int) -> None:
     assert decode(encode(number)) == number
 
 
-def test_keys_equal_those_of_earlier_releases() -> None:
+def test_number_keys_equal_those_of_earlier_releases() -> None:
     told = {
         9: "9",
         10: "a",
@@ -219,7 +219,7 @@ def test_keys_equal_those_of_earlier_releases() -> None:
 @pytest.mark.parametrize(
     "key", ["", "-", "--1", "01", "-01", "00", "-0", " 1", "1 ", "é", "+1", "1.0", "Z" * 11, "Z" * 400]
 )
-def test_invalid_keys_are_refused(key: str) -> None:
+def test_invalid_number_keys_are_rejected(key: str) -> None:
     with pytest.raises(ValueError, match="base-62"):
         decode(key)
 
@@ -227,7 +227,7 @@ def test_invalid_keys_are_refused(key: str) -> None:
 class _Number(int): ...
 
 
-def test_one_wrong_value_in_a_large_collection_is_refused() -> None:
+def test_large_collection_with_one_unserializable_value_is_rejected() -> None:
     for good in ([*range(100)], [*map(str, range(100))], [True, None, 1.5, b"x"] * 10, [[]] * 50):
         for value in (good, tuple(good), {str(number): each for number, each in enumerate(good)}):
             ANY.check(value)

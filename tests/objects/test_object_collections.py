@@ -1,4 +1,4 @@
-"""Objects as collections, as far as `object_models` does not cover them: orders, nodes, views, misuse."""
+"""Object collections: interfaces, sort order, views, linked nodes, and errors on misuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def space() -> VolatileObjectSpace:
     return VolatileObjectSpace()
 
 
-def test_every_kind_has_the_interface_of_its_collection(space: VolatileObjectSpace) -> None:
+def test_objects_implement_abstract_collection_of_their_kind(space: VolatileObjectSpace) -> None:
     assert isinstance(space.create_array("a", 1, 0), Sequence)
     assert isinstance(space.create_list("l"), MutableSequence)
     assert isinstance(space.create_set("s"), MutableSet)
@@ -47,7 +47,7 @@ def test_every_kind_has_the_interface_of_its_collection(space: VolatileObjectSpa
     st.integers(-5, 65),
     st.integers(-5, 65),
 )
-def test_sorted_keys_behave_as_a_sorted_set_however_buckets_split(
+def test_sorted_keys_equal_model_set_across_bucket_splits(
     edits: list[tuple[bool, int]], low: int, high: int
 ) -> None:
     before = sorted_keys._BUCKET_MAX
@@ -79,7 +79,7 @@ def test_sorted_keys_behave_as_a_sorted_set_however_buckets_split(
 @pytest.mark.parametrize(
     ("bad", "error"), [("text", TypeError), (math.nan, ValueError), (None, TypeError), ((), TypeError)]
 )
-def test_elements_without_a_total_order_are_refused(
+def test_sorted_kinds_reject_elements_without_total_order(
     space: VolatileObjectSpace, kind: str, bad: Any, error: type
 ) -> None:
     held = getattr(space, f"create_{kind}")("it")
@@ -92,7 +92,7 @@ def test_elements_without_a_total_order_are_refused(
         put(2)
 
 
-def test_the_first_element_must_be_comparable_too(space: VolatileObjectSpace) -> None:
+def test_sorted_set_rejects_incomparable_first_element(space: VolatileObjectSpace) -> None:
     held = space.create_sorted_set("it")
     with pytest.raises(TypeError):
         held.add(None)
@@ -100,7 +100,7 @@ def test_the_first_element_must_be_comparable_too(space: VolatileObjectSpace) ->
 
 
 @pytest.mark.parametrize("kind", ["set", "sorted_set", "dictionary", "sorted_dictionary"])
-def test_a_change_of_size_during_iteration_raises(space: VolatileObjectSpace, kind: str) -> None:
+def test_size_change_during_iteration_raises_runtime_error(space: VolatileObjectSpace, kind: str) -> None:
     held = getattr(space, f"create_{kind}")("it")
     held.update({1: 1, 2: 2, 3: 3})
     iteration = iter(held)
@@ -147,7 +147,7 @@ def test_set_operations_equal_those_of_python_sets(space: VolatileObjectSpace) -
         held.pop()
 
 
-def test_set_operations_with_the_set_itself_are_right(space: VolatileObjectSpace) -> None:
+def test_in_place_set_operations_accept_set_itself_as_operand(space: VolatileObjectSpace) -> None:
     held = space.create_sorted_set("it")
     held.update([1, 2])
     held |= held
@@ -157,7 +157,7 @@ def test_set_operations_with_the_set_itself_are_right(space: VolatileObjectSpace
     assert held == set()
 
 
-def test_edits_of_a_view_and_its_set_are_seen_in_both(space: VolatileObjectSpace) -> None:
+def test_sorted_set_and_its_view_share_edits(space: VolatileObjectSpace) -> None:
     held = space.create_sorted_set("it")
     held.update(range(10))
     view = held.view(3, 6)
@@ -191,7 +191,7 @@ def test_edits_of_a_view_and_its_set_are_seen_in_both(space: VolatileObjectSpace
 # Lists and arrays
 
 
-def test_lists_raise_the_errors_of_python_lists(space: VolatileObjectSpace) -> None:
+def test_list_misuse_raises_errors_of_python_lists(space: VolatileObjectSpace) -> None:
     held = space.create_list("it")
     held.extend([1, 2, 3])
     for step in (
@@ -218,7 +218,7 @@ def test_lists_raise_the_errors_of_python_lists(space: VolatileObjectSpace) -> N
         hash(held)
 
 
-def test_a_value_that_cannot_be_stored_changes_nothing(space: VolatileObjectSpace) -> None:
+def test_list_is_unchanged_after_rejecting_unserializable_value(space: VolatileObjectSpace) -> None:
     held = space.create_list("it")
     held.extend([1, 2])
     bad = object()
@@ -235,7 +235,7 @@ def test_a_value_that_cannot_be_stored_changes_nothing(space: VolatileObjectSpac
         assert held == [1, 2]
 
 
-def test_an_array_keeps_its_length(space: VolatileObjectSpace) -> None:
+def test_array_slice_assignment_keeps_length(space: VolatileObjectSpace) -> None:
     held = space.create_array("it", 3, 0)
     with pytest.raises(ValueError, match="3 values to 2 places"):
         held[:2] = [1, 2, 3]
@@ -244,7 +244,7 @@ def test_an_array_keeps_its_length(space: VolatileObjectSpace) -> None:
     assert not hasattr(held, "append")
 
 
-def test_taking_from_an_empty_queue_or_stack_raises(space: VolatileObjectSpace) -> None:
+def test_empty_queue_stack_and_linked_list_raise_index_error(space: VolatileObjectSpace) -> None:
     queue, stack, linked = space.create_queue("q"), space.create_stack("s"), space.create_linked_list("l")
     for step in (queue.dequeue, queue.peek, stack.pop, stack.peek, linked.remove_first, linked.remove_last):
         with pytest.raises(IndexError, match="empty"):
@@ -256,7 +256,7 @@ def test_taking_from_an_empty_queue_or_stack_raises(space: VolatileObjectSpace) 
 # Linked lists
 
 
-def test_nodes_know_their_list_and_neighbours(space: VolatileObjectSpace) -> None:
+def test_linked_nodes_report_their_list_and_neighbours(space: VolatileObjectSpace) -> None:
     linked, other = space.create_linked_list("it"), space.create_linked_list("other")
     two = linked.add_last(2)
     one = linked.add_before(two, 1)
@@ -283,7 +283,7 @@ def test_nodes_know_their_list_and_neighbours(space: VolatileObjectSpace) -> Non
     assert (three.list, linked.first, linked.last) == (None, None, None)
 
 
-def test_nodes_may_be_removed_while_a_linked_list_is_iterated(space: VolatileObjectSpace) -> None:
+def test_linked_list_allows_node_removal_during_iteration(space: VolatileObjectSpace) -> None:
     linked = space.create_linked_list("it")
     linked.extend(range(10))
     for node in linked.nodes():
@@ -292,7 +292,7 @@ def test_nodes_may_be_removed_while_a_linked_list_is_iterated(space: VolatileObj
     assert list(linked) == [0, 2, 4, 6, 8]
 
 
-def test_dictionaries_add_only_new_keys(space: VolatileObjectSpace) -> None:
+def test_dictionary_add_rejects_existing_key(space: VolatileObjectSpace) -> None:
     for kind in ("dictionary", "sorted_dictionary"):
         held = getattr(space, f"create_{kind}")(kind)
         held.add("a", 1)

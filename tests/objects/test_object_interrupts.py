@@ -1,4 +1,4 @@
-"""An interrupt at any line of a save, or of recording its outcome, loses nothing."""
+"""KeyboardInterrupt at any line of a save, of recording its outcome, or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def check(store: MemoryStore, space: PersistedObjectSpace) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CheckpointKind)
-def test_an_interrupt_anywhere_in_a_save_loses_nothing(kind: CheckpointKind) -> None:
+def test_interrupt_at_any_line_of_save_loses_no_changes(kind: CheckpointKind) -> None:
     line, was_interrupted = 0, True
     while was_interrupted:
         line += 1
@@ -121,7 +121,7 @@ def test_an_interrupt_anywhere_in_a_save_loses_nothing(kind: CheckpointKind) -> 
 
 
 @pytest.mark.parametrize("is_good", [True, False])
-def test_an_interrupt_anywhere_in_recording_the_outcome_loses_nothing(is_good: bool) -> None:
+def test_interrupt_at_any_line_of_recording_outcome_loses_no_changes(is_good: bool) -> None:
     line, was_interrupted = 0, True
     while was_interrupted:
         line += 1
@@ -155,7 +155,7 @@ def is_before_a_commit(frame: FrameType) -> bool:
 
 
 @pytest.mark.parametrize("kind", CheckpointKind)
-def test_an_interrupt_in_a_checkpoint_leaves_no_writer_open(kind: CheckpointKind) -> None:
+def test_interrupt_in_checkpoint_leaves_no_writer_open(kind: CheckpointKind) -> None:
     for line in itertools.count(1):
         store, space = edited()
         was_interrupted = interrupted(
@@ -167,7 +167,7 @@ def test_an_interrupt_in_a_checkpoint_leaves_no_writer_open(kind: CheckpointKind
     assert line > 15
 
 
-def test_an_interrupt_while_a_measured_writer_begins_leaves_none_open() -> None:
+def test_interrupt_in_measured_store_begin_leaves_no_writer_open() -> None:
     def interrupt() -> float:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""A process that checkpoints is killed at random moments, or loses what was not synced."""
+"""Checkpoints in a SQLite store survive process kills at random moments and power cuts."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def check_rounds(
 
 
 @pytest.mark.slow
-def test_a_process_killed_during_a_checkpoint_leaves_the_last_one(tmp_path: Path) -> None:
+def test_last_checkpoint_survives_process_kill(tmp_path: Path) -> None:
     check_rounds(tmp_path / "state.db", dict(os.environ), 6, lambda: None)
 
 
 @pytest.mark.slow
-def test_a_power_cut_leaves_the_last_reported_checkpoint(tmp_path: Path) -> None:
+def test_last_reported_checkpoint_survives_power_cut(tmp_path: Path) -> None:
     directory, kept = tmp_path / "data", tmp_path / "kept"
     directory.mkdir()
     kept.mkdir()

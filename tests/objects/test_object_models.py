@@ -1,4 +1,4 @@
-"""Every kind of object against a plain collection, under random edits, saves, failures and reloads."""
+"""Each kind of object equals its Python model under random edits, saves, failures and reloads."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("kind", SUBJECTS)
-def test_an_object_equals_its_python_collection_after_any_edits_and_failed_saves(kind: str) -> None:
+def test_object_equals_python_collection_after_random_edits_and_failed_saves(kind: str) -> None:
     class Of(Machine):
         subject = SUBJECTS[kind]
 

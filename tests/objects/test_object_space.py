@@ -1,4 +1,4 @@
-"""The object space: its contract, what a save writes, how a failed commit is repaired."""
+"""The object space: its contract, the rows that a save writes, and recovery after a failed commit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def make(space: Any, kind: str, object_id: str = "it", **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_get_returns_the_created_object_until_it_is_deleted(twin: Any, kind: str) -> None:
+def test_get_returns_created_object_until_deleted(twin: Any, kind: str) -> None:
     made = make(twin, kind)
     assert made.id == "it"
     assert getattr(twin, f"get_{kind}")("it") is made
@@ -86,7 +86,7 @@ def test_get_returns_the_created_object_until_it_is_deleted(twin: Any, kind: str
 
 
 @pytest.mark.parametrize(("kind", "other"), list(itertools.pairwise([*ALL_KINDS, "value"])))
-def test_an_id_names_one_object_of_one_kind(twin: Any, kind: str, other: str) -> None:
+def test_id_is_unique_across_kinds(twin: Any, kind: str, other: str) -> None:
     make(twin, kind)
     with pytest.raises(ObjectExists):
         make(twin, other)
@@ -96,7 +96,7 @@ def test_an_id_names_one_object_of_one_kind(twin: Any, kind: str, other: str) ->
         getattr(twin, f"get_or_create_{other}")("it", *ARGUMENTS.get(other, ()))
 
 
-def test_elements_of_another_type_are_refused(twin: Any) -> None:
+def test_typed_list_rejects_elements_and_lookups_of_another_type(twin: Any) -> None:
     numbers = twin.create_list("numbers", of=int)
     numbers.append(1)
     for bad in ("1", 1.0, True, None):
@@ -115,18 +115,18 @@ def test_elements_of_another_type_are_refused(twin: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [None, 7, b"bytes"])
-def test_an_id_is_text(twin: Any, bad: Any) -> None:
+def test_non_text_id_raises_type_error(twin: Any, bad: Any) -> None:
     with pytest.raises(TypeError):
         twin.create_list(bad)
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 1025, "\ud800"])
-def test_an_id_is_text_that_can_be_stored(twin: Any, bad: str) -> None:
+def test_empty_too_long_or_unencodable_id_raises_value_error(twin: Any, bad: str) -> None:
     with pytest.raises(ValueError, match="id"):
         twin.create_list(bad)
 
 
-def test_deleting_a_missing_object_raises(twin: Any) -> None:
+def test_delete_of_missing_object_raises_no_such_object(twin: Any) -> None:
     with pytest.raises(NoSuchObject, match="no such object: got 'it'"):
         twin.delete("it")
     with pytest.raises(KeyError):
@@ -134,7 +134,7 @@ def test_deleting_a_missing_object_raises(twin: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", EMPTY_KINDS)
-def test_a_deleted_object_refuses_edits(twin: Any, kind: str) -> None:
+def test_deleted_object_rejects_edits(twin: Any, kind: str) -> None:
     made = make(twin, kind)
     made.clear()
     twin.delete("it")
@@ -143,7 +143,7 @@ def test_a_deleted_object_refuses_edits(twin: Any, kind: str) -> None:
     assert list(made) == []
 
 
-def test_an_array_has_a_fixed_length(twin: Any) -> None:
+def test_array_rejects_negative_or_different_length(twin: Any) -> None:
     with pytest.raises(ValueError, match="-1"):
         twin.create_array("it", -1, 0)
     twin.create_array("it", 2, 0)
@@ -151,7 +151,7 @@ def test_an_array_has_a_fixed_length(twin: Any) -> None:
         twin.get_or_create_array("it", 3, 0)
 
 
-def test_threads_may_create_and_delete_concurrently(twin: Any) -> None:
+def test_threads_create_and_delete_objects_concurrently(twin: Any) -> None:
     def work(name: str) -> None:
         for number in range(200):
             twin.create_value(f"{name}-{number}", number)
@@ -171,7 +171,7 @@ def test_threads_may_create_and_delete_concurrently(twin: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_wrong_kind_or_type_is_refused_before_anything_is_read(store: MemoryStore, kind: str) -> None:
+def test_wrong_kind_or_type_is_rejected_without_reading_items(store: MemoryStore, kind: str) -> None:
     space = new(store)
     types = {"keys": int, "values": int} if "dictionary" in kind else {"of": int}
     make(space, kind, **types)
@@ -184,7 +184,7 @@ def test_a_wrong_kind_or_type_is_refused_before_anything_is_read(store: MemorySt
         getattr(again, f"get_{kind}")("it", **dict.fromkeys(types, str))
 
 
-def test_an_object_is_read_at_its_first_get(store: MemoryStore) -> None:
+def test_object_is_read_at_first_get(store: MemoryStore) -> None:
     space = new(store)
     space.create_list("it").append(1)
     space.checkpoint(store)
@@ -198,7 +198,7 @@ def test_an_object_is_read_at_its_first_get(store: MemoryStore) -> None:
     assert "it" in again
 
 
-def test_a_space_is_loaded_once_and_before_anything_else(store: MemoryStore) -> None:
+def test_load_into_used_or_loaded_space_raises_out_of_turn(store: MemoryStore) -> None:
     used = PersistedObjectSpace()
     used.create_value("it", 1)
     for space in (used, new(store)):
@@ -206,7 +206,7 @@ def test_a_space_is_loaded_once_and_before_anything_else(store: MemoryStore) -> 
             space.load(store.reader())
 
 
-def test_any_id_can_be_stored(store: MemoryStore) -> None:
+def test_ids_with_special_characters_survive_reload(store: MemoryStore) -> None:
     ids = ["a", "a/items", "..", "%2F", " ", "é☃", "\0", "state/index", "A" * 1024, "'; DROP TABLE rows"]
     space = new(store)
     for number, object_id in enumerate(ids):
@@ -217,7 +217,7 @@ def test_any_id_can_be_stored(store: MemoryStore) -> None:
     assert [again.get_list(object_id)[0] for object_id in ids] == list(range(len(ids)))
 
 
-def test_two_spaces_share_a_store_by_their_prefixes(store: MemoryStore) -> None:
+def test_spaces_with_different_prefixes_share_store(store: MemoryStore) -> None:
     for prefix in ("a/", "b/"):
         space = new(store, prefix=prefix)
         space.create_value("it", prefix)
@@ -240,12 +240,12 @@ def damaged(change: Callable[[dict[str, dict[str, bytes]]], object]) -> MemorySt
     return MemoryStore(content)
 
 
-def test_an_unknown_version_is_refused() -> None:
+def test_unknown_version_is_rejected() -> None:
     with pytest.raises(rt.UnknownVersion, match="expected 1"):
         new(damaged(lambda content: content["state"].update(version=b"2")))
 
 
-def test_objects_without_a_version_are_refused() -> None:
+def test_objects_without_version_are_rejected() -> None:
     with pytest.raises(StateDamaged, match="no version"):
         new(damaged(lambda content: content.pop("state")))
 
@@ -253,7 +253,7 @@ def test_objects_without_a_version_are_refused() -> None:
 @pytest.mark.parametrize(
     "row", [b"", b"7", b"{}", b'{"kind":1,"types":[]}', b'{"kind":"List","types":"int"}', b"\xff"]
 )
-def test_a_damaged_index_is_refused(row: bytes) -> None:
+def test_corrupt_index_is_rejected(row: bytes) -> None:
     with pytest.raises(StateDamaged, match="index"):
         new(damaged(lambda content: content["state/index"].update(it=row)))
 
@@ -288,7 +288,7 @@ def test_a_damaged_index_is_refused(row: bytes) -> None:
         ("linked_list", "linked", "data", "2", None),
     ],
 )
-def test_a_damaged_object_does_not_affect_the_others(
+def test_corrupt_object_is_rejected_without_affecting_others(
     kind: str, object_id: str, part: str, key: str, row: bytes | None
 ) -> None:
     def change(content: dict[str, dict[str, bytes]]) -> None:
@@ -309,7 +309,7 @@ def test_a_damaged_object_does_not_affect_the_others(
 # The order of calls
 
 
-def test_the_outcome_of_a_save_is_recorded_once(store: MemoryStore) -> None:
+def test_save_outcome_must_be_recorded_exactly_once(store: MemoryStore) -> None:
     space = new(store)
     for tell in (space.on_saved, space.on_save_failed):
         with pytest.raises(OutOfTurn, match="no save"):
@@ -326,7 +326,7 @@ def test_the_outcome_of_a_save_is_recorded_once(store: MemoryStore) -> None:
     space.checkpoint(store)
 
 
-def test_a_differential_save_needs_the_store_that_it_extends(store: MemoryStore) -> None:
+def test_differential_save_to_unrelated_store_raises_out_of_turn(store: MemoryStore) -> None:
     space = PersistedObjectSpace()
     space.create_value("it", 1)
     with pytest.raises(OutOfTurn, match="was not loaded from"):
@@ -343,7 +343,7 @@ def test_a_differential_save_needs_the_store_that_it_extends(store: MemoryStore)
         space.checkpoint(store)
 
 
-def test_a_value_that_became_unserializable_fails_only_the_save(store: MemoryStore) -> None:
+def test_unserializable_nested_value_fails_save_and_changes_no_rows(store: MemoryStore) -> None:
     space = new(store)
     before, bad, behind = (space.create_list(name) for name in ("before", "bad", "behind"))
     space.checkpoint(store)
@@ -399,7 +399,7 @@ class Failing(MemoryStore):
         ("dictionary", [("add", 9, 9)], ["popitem", "popitem"]),
     ],
 )
-def test_a_commit_of_unknown_outcome_is_repaired_by_the_next_save(
+def test_next_save_repairs_commit_of_unknown_outcome(
     kind: str, before: list[Any], after: list[Any], is_applied: bool, error: BaseException
 ) -> None:
     store = Failing()
@@ -455,7 +455,7 @@ ENDS = ["failed", "unknown", "unknown, applied"]
 @pytest.mark.parametrize("kind", ["list", "stack", "queue", "linked_list", "set", "dictionary"])
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(ENDS, ENDS)))
 @pytest.mark.parametrize(("grown", "taken"), [(3, 5), (3, 2), (0, 2), (2, 0)])
-def test_consecutive_failures_are_repaired_by_the_next_save(
+def test_next_save_repairs_two_consecutive_failed_checkpoints(
     kind: str, first: str, second: str, grown: int, taken: int
 ) -> None:
     store = MemoryStore()
@@ -471,7 +471,7 @@ def test_consecutive_failures_are_repaired_by_the_next_save(
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_changes_of_a_failed_save_are_in_the_next_one(store: MemoryStore, end: str) -> None:
+def test_next_save_includes_changes_of_failed_save(store: MemoryStore, end: str) -> None:
     space = new(store)
     items, held, linked = space.create_list("l"), space.create_dictionary("d"), space.create_linked_list("k")
     array, members = space.create_array("a", 4, 0), space.create_set("s")
@@ -498,7 +498,7 @@ def test_the_changes_of_a_failed_save_are_in_the_next_one(store: MemoryStore, en
 
 
 @pytest.mark.parametrize("is_applied", [False, True])
-def test_an_object_deleted_after_a_save_of_unknown_outcome_leaves_no_rows(
+def test_object_deleted_after_save_of_unknown_outcome_leaves_no_rows(
     is_applied: bool,
 ) -> None:
     store = Failing()
@@ -516,7 +516,7 @@ def test_an_object_deleted_after_a_save_of_unknown_outcome_leaves_no_rows(
     assert store.content() == content
 
 
-def test_edits_between_a_save_and_its_outcome_belong_to_the_next_one(store: MemoryStore) -> None:
+def test_edits_between_save_and_its_outcome_belong_to_next_save(store: MemoryStore) -> None:
     space = new(store)
     items = space.create_list("it")
     items.append("in the save")
@@ -583,7 +583,7 @@ def said(space: PersistedObjectSpace, store: MemoryStore, kind: CheckpointKind =
     return recorder.said
 
 
-def test_a_differential_save_writes_only_the_changed_rows(store: MemoryStore) -> None:
+def test_differential_save_writes_only_changed_rows(store: MemoryStore) -> None:
     space = new(store)
     assert said(space, store) == ["+state version 1"]
     items = space.create_list("l", of=int)
@@ -608,7 +608,7 @@ def test_a_differential_save_writes_only_the_changed_rows(store: MemoryStore) ->
     assert said(space, store) == ["-l/metadata *", "-l/items *", "+l/metadata length 1", "+l/items 0 1"]
 
 
-def test_queues_stacks_and_sets_write_only_their_ends_and_slots(store: MemoryStore) -> None:
+def test_queues_stacks_sets_and_dictionaries_write_only_changed_rows(store: MemoryStore) -> None:
     space = new(store)
     queue, stack, held, keyed = (
         space.create_queue("q"),
@@ -640,7 +640,7 @@ def test_queues_stacks_and_sets_write_only_their_ends_and_slots(store: MemorySto
     assert said(space, store) == ['+d/items 1 {"key":"b","value":3}', "-d/items 0"]
 
 
-def test_a_linked_list_writes_only_a_node_and_its_neighbours(store: MemoryStore) -> None:
+def test_linked_list_writes_only_changed_node_and_neighbours(store: MemoryStore) -> None:
     space = new(store)
     linked = space.create_linked_list("k")
     linked.extend("abcd")
@@ -665,7 +665,7 @@ def test_a_linked_list_writes_only_a_node_and_its_neighbours(store: MemoryStore)
     ]
 
 
-def test_an_object_created_and_deleted_between_saves_writes_nothing(store: MemoryStore) -> None:
+def test_object_created_and_deleted_between_saves_writes_no_rows(store: MemoryStore) -> None:
     space = new(store)
     space.checkpoint(store)
     space.create_list("it").append(1)
@@ -673,7 +673,7 @@ def test_an_object_created_and_deleted_between_saves_writes_nothing(store: Memor
     assert said(space, store) == []
 
 
-def test_an_object_created_again_has_none_of_its_old_rows(store: MemoryStore) -> None:
+def test_object_created_again_after_delete_keeps_no_old_rows(store: MemoryStore) -> None:
     space = new(store)
     space.create_set("it").update(range(5))
     space.checkpoint(store)
@@ -691,7 +691,7 @@ def test_an_object_created_again_has_none_of_its_old_rows(store: MemoryStore) ->
     assert store.content() == {"state": {"version": b"1"}}
 
 
-def test_a_full_save_includes_objects_that_were_never_read(store: MemoryStore) -> None:
+def test_full_save_includes_objects_not_yet_read(store: MemoryStore) -> None:
     space = new(store)
     for kind in ALL_KINDS:
         made = make(space, kind, kind)
@@ -712,7 +712,7 @@ def test_a_full_save_includes_objects_that_were_never_read(store: MemoryStore) -
     assert other.content() == {**content, "theirs": {"1": b""}}
 
 
-def test_an_object_of_an_unknown_kind_is_kept_unchanged(store: MemoryStore) -> None:
+def test_object_of_unknown_kind_is_kept_unchanged_until_deleted(store: MemoryStore) -> None:
     space = new(store)
     space.create_list("it").append(1)
     space.checkpoint(store)
@@ -735,7 +735,7 @@ def test_an_object_of_an_unknown_kind_is_kept_unchanged(store: MemoryStore) -> N
     assert "state/item/new/cells" not in newer.content()
 
 
-def test_slots_are_the_same_before_and_after_a_reload(store: MemoryStore) -> None:
+def test_set_order_after_additions_is_same_with_and_without_reload(store: MemoryStore) -> None:
     space = new(store)
     one = space.create_set("it")
     one.update(range(20))
@@ -749,9 +749,7 @@ def test_slots_are_the_same_before_and_after_a_reload(store: MemoryStore) -> Non
 
 @pytest.mark.parametrize("kind", ["set", "dictionary"])
 @pytest.mark.parametrize("around", [lambda nan: nan, lambda nan: ("a", nan)], ids=["alone", "in a tuple"])
-def test_nan_is_one_key_so_that_what_was_saved_can_be_loaded(
-    store: MemoryStore, kind: str, around: Callable[[float], Any]
-) -> None:
+def test_nan_is_stored_as_one_key(store: MemoryStore, kind: str, around: Callable[[float], Any]) -> None:
     space = new(store)
     held = make(space, kind)
     for _ in range(2):
@@ -791,7 +789,9 @@ def pairs() -> Any:
 
 
 @pytest.mark.parametrize("make_serializer", [pairs, lambda: PickleSerializer("point", Point)])
-def test_a_custom_type_can_be_registered(store: MemoryStore, make_serializer: Callable[[], Any]) -> None:
+def test_registered_custom_type_survives_reload(
+    store: MemoryStore, make_serializer: Callable[[], Any]
+) -> None:
     space = new(store, serializers=registered(make_serializer()))
     points = space.create_set("points", of=Point)
     points.add(Point(1, 2))
@@ -805,7 +805,7 @@ def test_a_custom_type_can_be_registered(store: MemoryStore, make_serializer: Ca
     assert again.get_dictionary("names", keys=Point) == {Point(3, 4): b"there"}
 
 
-def test_only_types_registered_for_pickling_are_unpickled(store: MemoryStore) -> None:
+def test_unregistered_pickled_type_is_not_unpickled(store: MemoryStore) -> None:
     space = new(store)
     space.create_value("it", Point(1, 2), of=PickleSerializer("pickled", Point))
     space.checkpoint(store)
@@ -814,7 +814,7 @@ def test_only_types_registered_for_pickling_are_unpickled(store: MemoryStore) ->
     assert new(store).get_value("it", of=PickleSerializer("pickled", Point)).value == Point(1, 2)
 
 
-def test_a_type_or_name_is_registered_once() -> None:
+def test_second_registration_of_type_or_name_raises_value_error() -> None:
     serializers = Serializers()
     with pytest.raises(ValueError, match="registered already"):
         serializers.register(int, JsonValueSerializer("whole"))
@@ -824,7 +824,7 @@ def test_a_type_or_name_is_registered_once() -> None:
         JsonValueSerializer("")
 
 
-def test_errors_belong_to_the_tree_and_to_pythons_types() -> None:
+def test_object_errors_derive_from_rt_errors() -> None:
     assert issubclass(ObjectError, rt.RtError)
     assert issubclass(StateDamaged, rt.FormatError)
     assert issubclass(CommitUnknown, rt.StorageFailed)

@@ -1,4 +1,4 @@
-"""The store in a file: reopening it, and errors of the disk and of the file."""
+"""SqliteStore: reopening, locking, paths, and errors of the disk or of a corrupt file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def put(store: SqliteStore, key: str, data: bytes) -> None:
     writer.commit()
 
 
-def test_committed_rows_are_there_after_reopening(path: Path) -> None:
+def test_only_committed_rows_survive_reopening(path: Path) -> None:
     with SqliteStore(path) as store:
         put(store, "1", b"one")
         store_id = store.store_id
@@ -59,18 +59,18 @@ def test_committed_rows_are_there_after_reopening(path: Path) -> None:
         assert store.store_id == store_id
 
 
-def test_importing_rt_objects_does_not_load_sqlite() -> None:
+def test_import_of_rt_objects_does_not_load_sqlite() -> None:
     program = "import sys, rt, rt.objects; assert 'sqlite3' not in sys.modules; rt.objects.SqliteStore"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_second_process_is_refused(store: SqliteStore) -> None:
+def test_second_open_of_store_raises_directory_locked(store: SqliteStore) -> None:
     with pytest.raises(rt.DirectoryLocked):
         SqliteStore(store.path)
     put(store, "1", b"one")
 
 
-def test_a_locked_file_is_awaited_and_then_reported(
+def test_begin_on_locked_database_raises_directory_locked(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store._database._write_connection.execute("PRAGMA busy_timeout = 1")
@@ -82,7 +82,7 @@ def test_a_locked_file_is_awaited_and_then_reported(
     put(store, "1", b"one")
 
 
-def test_every_commit_is_synced_and_the_log_does_not_grow_indefinitely(store: SqliteStore) -> None:
+def test_commits_use_full_sync_and_wal_size_is_bounded(store: SqliteStore) -> None:
     assert store._database._write_connection.execute("PRAGMA synchronous").fetchone() == (2,)
     for number in range(12):
         put(store, str(number), os.urandom(2**20))
@@ -93,7 +93,7 @@ def test_every_commit_is_synced_and_the_log_does_not_grow_indefinitely(store: Sq
 # Invalid files
 
 
-def test_a_foreign_database_is_not_changed(path: Path) -> None:
+def test_foreign_database_is_rejected_unchanged(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE theirs (x)")
     connection.close()
@@ -103,14 +103,14 @@ def test_a_foreign_database_is_not_changed(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_not_a_database_is_refused(path: Path) -> None:
+def test_non_database_file_is_rejected_unchanged(path: Path) -> None:
     path.write_bytes(b"some text " * 1000)
     with pytest.raises(StateDamaged):
         SqliteStore(path)
     assert path.read_bytes() == b"some text " * 1000
 
 
-def test_a_newer_version_is_refused_and_named(path: Path) -> None:
+def test_newer_version_is_rejected_and_named(path: Path) -> None:
     SqliteStore(path).close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
@@ -119,7 +119,7 @@ def test_a_newer_version_is_refused_and_named(path: Path) -> None:
         SqliteStore(path)
 
 
-def test_a_directory_or_a_broken_link_instead_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_directory_or_broken_link_as_path_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     with pytest.raises(rt.StorageError, match="not a file"):
         SqliteStore(tmp_path / "directory")
@@ -129,7 +129,7 @@ def test_a_directory_or_a_broken_link_instead_of_the_file_is_refused(tmp_path: P
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_link_is_the_store_that_it_leads_to(tmp_path: Path) -> None:
+def test_symbolic_link_opens_its_target_store(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     path, link = tmp_path / "disk" / "state.db", tmp_path / "link.db"
     with SqliteStore(path) as store:
@@ -145,7 +145,7 @@ def test_a_link_is_the_store_that_it_leads_to(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith("link")] == ["link.db"]
 
 
-def test_a_path_of_any_bytes_can_be_opened_again(tmp_path: Path) -> None:
+def test_path_with_special_bytes_is_reopened_checked_and_backed_up(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode("\N{SNOWMAN} ?a=b#%41&\n".encode() + b"\xff.db")
     for number in range(2):
         with SqliteStore(path) as store:
@@ -155,7 +155,7 @@ def test_a_path_of_any_bytes_can_be_opened_again(tmp_path: Path) -> None:
     assert check_store(tmp_path / os.fsdecode(b"\xfe.db")).rows == 2
 
 
-def test_a_path_that_is_too_long_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+def test_too_long_path_is_rejected_and_leaves_no_file(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 200) / ("e" * 200)
     deep.mkdir(parents=True)
     for path, match in (
@@ -169,7 +169,7 @@ def test_a_path_that_is_too_long_is_refused_and_leaves_no_file(tmp_path: Path) -
         assert not [each for each in path.parent.iterdir() if "a" * 10 in each.name]
 
 
-def test_the_longest_path_works(tmp_path: Path) -> None:
+def test_longest_allowed_path_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / ("a" * 240)
     with SqliteStore(path) as store:
         put(store, "1", b"one")
@@ -184,7 +184,7 @@ def test_the_longest_path_works(tmp_path: Path) -> None:
     SqliteStore(deep / ("a" * 99)).close()
 
 
-def test_a_file_with_two_names_is_refused(tmp_path: Path, path: Path) -> None:
+def test_file_with_two_hard_links_is_rejected(tmp_path: Path, path: Path) -> None:
     SqliteStore(path).close()
     os.link(path, tmp_path / "other.db")
     for name in (path, tmp_path / "other.db"):
@@ -194,7 +194,7 @@ def test_a_file_with_two_names_is_refused(tmp_path: Path, path: Path) -> None:
     SqliteStore(path).close()
 
 
-def test_a_file_left_by_a_process_killed_while_creating_it_can_be_completed(path: Path) -> None:
+def test_empty_file_left_by_interrupted_creation_is_completed(path: Path) -> None:
     path.touch()
     with SqliteStore(path) as store:
         put(store, "1", b"one")
@@ -206,7 +206,7 @@ def test_a_file_left_by_a_process_killed_while_creating_it_can_be_completed(path
 # Flipped bits
 
 
-def test_a_flipped_bit_in_a_value_is_never_returned(path: Path) -> None:
+def test_value_with_flipped_bit_fails_checksum(path: Path) -> None:
     with SqliteStore(path) as store:
         put(store, "1", b"a value to be found" * 10)
         put(store, "2", b"another")
@@ -224,7 +224,7 @@ def test_a_flipped_bit_in_a_value_is_never_returned(path: Path) -> None:
             list(reader.rows("a"))
 
 
-def test_a_flipped_bit_anywhere_is_detected_or_harmless(path: Path) -> None:
+def test_flipped_bit_in_file_is_detected_or_leaves_rows_intact(path: Path) -> None:
     rows = {str(number): b"value %d" % number for number in range(40)}
     with SqliteStore(path) as store:
         writer = store.begin(FULL)
@@ -244,7 +244,7 @@ def test_a_flipped_bit_anywhere_is_detected_or_harmless(path: Path) -> None:
     assert found > 10
 
 
-def test_a_flipped_bit_cannot_make_a_list_of_categories_endless(path: Path) -> None:
+def test_category_listing_of_file_with_flipped_bit_terminates(path: Path) -> None:
     names = [f"category {number:04}/items" for number in range(600)]
     with SqliteStore(path) as store:
         writer = store.begin(FULL)
@@ -265,7 +265,7 @@ def test_a_flipped_bit_cannot_make_a_list_of_categories_endless(path: Path) -> N
     assert refused
 
 
-def test_rows_that_lead_back_to_earlier_ones_are_found(
+def test_rows_returned_in_wrong_order_are_detected(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_store, "_READ_AT_ONCE", 2)
@@ -282,7 +282,7 @@ def test_rows_that_lead_back_to_earlier_ones_are_found(
         list(store.reader().rows("a"))
 
 
-def test_a_truncated_file_is_detected(path: Path) -> None:
+def test_truncated_file_is_rejected(path: Path) -> None:
     with SqliteStore(path) as store:
         writer = store.begin(FULL)
         writer.put_many("a", ((str(number), bytes(100)) for number in range(1000)))
@@ -295,7 +295,7 @@ def test_a_truncated_file_is_detected(path: Path) -> None:
 # A bad disk
 
 
-def test_a_full_disk_changes_nothing_and_the_next_commit_works(store: SqliteStore) -> None:
+def test_checkpoint_raises_disk_full_and_succeeds_once_space_is_free(store: SqliteStore) -> None:
     space = PersistedObjectSpace()
     space.load(store.reader())
     items = space.create_list("items")
@@ -315,7 +315,7 @@ def test_a_full_disk_changes_nothing_and_the_next_commit_works(store: SqliteStor
     assert again.get_list("items") == ["kept", "x" * 100_000, "last"]
 
 
-def test_a_full_disk_while_the_log_is_copied_into_the_file_does_not_end_the_store(
+def test_store_keeps_committing_after_disk_full_in_wal_checkpoint(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(**_: object) -> bool:
@@ -334,7 +334,7 @@ def test_a_full_disk_while_the_log_is_copied_into_the_file_does_not_end_the_stor
     assert [key for key, _ in store.reader().rows("a")] == ["1", "2", "3", "4"]
 
 
-def test_a_write_error_during_the_commit_leaves_the_outcome_unknown_and_the_store_dead(path: Path) -> None:
+def test_write_error_in_commit_raises_commit_unknown_and_disables_store(path: Path) -> None:
     store = SqliteStore(path)
     space = PersistedObjectSpace()
     space.load(store.reader())
@@ -379,7 +379,7 @@ class _Interrupt:
             raise KeyboardInterrupt
 
 
-def test_after_an_interrupt_before_a_commit_the_next_one_is_made(path: Path) -> None:
+def test_checkpoint_succeeds_after_interrupt_before_previous_commit(path: Path) -> None:
     with SqliteStore(path, fence=_Interrupt()) as store:
         space = PersistedObjectSpace()
         space.load(store.reader())
@@ -393,7 +393,7 @@ def test_after_an_interrupt_before_a_commit_the_next_one_is_made(path: Path) -> 
         assert again.get_value("it").value == 2
 
 
-def test_a_forked_child_cannot_use_the_store(store: SqliteStore) -> None:
+def test_store_raises_closed_in_forked_child(store: SqliteStore) -> None:
     put(store, "1", b"one")
     store._database._pid += 1  # as in a forked child
     with pytest.raises(rt.Closed):

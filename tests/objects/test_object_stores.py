@@ -1,4 +1,4 @@
-"""The contract of stores, run on each kind."""
+"""The contract of object stores, run on each kind of store."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def clear_all(store: Store) -> None:
     writer.commit()
 
 
-def test_a_new_store_is_empty(store: Store) -> None:
+def test_new_store_is_empty(store: Store) -> None:
     reader = store.reader()
     assert content(reader) == {}
     assert reader.get("a", "1") is None
     assert list(reader.rows("a")) == []
 
 
-def test_rows_are_visible_after_the_commit_and_not_before(store: Store) -> None:
+def test_rows_become_visible_only_after_commit(store: Store) -> None:
     reader, writer = store.reader(), store.begin(DIFFERENTIAL)
     writer.put("a", "1", b"one")
     writer.put_many("b", [("2", b""), ("\0é/%", b"\0\xff")])
@@ -80,7 +80,7 @@ def test_rows_are_visible_after_the_commit_and_not_before(store: Store) -> None:
     assert reader.get("b", "2") == b""
 
 
-def test_a_differential_commit_changes_the_existing_rows(store: Store) -> None:
+def test_differential_commit_updates_existing_rows(store: Store) -> None:
     fill(store, {"a": {"1": b"one", "2": b"two", "3": b"three"}, "b": {"1": b"b"}, "c": {"1": b"c"}})
     writer = store.begin(DIFFERENTIAL)
     writer.put("a", "2", b"2")
@@ -92,7 +92,7 @@ def test_a_differential_commit_changes_the_existing_rows(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", list(CheckpointKind))
-def test_every_commit_starts_with_the_rows_of_the_last_one(store: Store, kind: CheckpointKind) -> None:
+def test_commit_of_each_kind_keeps_rows_of_previous_commit(store: Store, kind: CheckpointKind) -> None:
     fill(store, {"a": {"1": b"one"}, "b": {"1": b"b"}})
     writer = store.begin(kind)
     writer.put("a", "2", b"two")
@@ -101,7 +101,7 @@ def test_every_commit_starts_with_the_rows_of_the_last_one(store: Store, kind: C
     assert content(store.reader()) == {"a": {"1": b"one", "2": b"two"}, "b": {"1": b"b"}}
 
 
-def test_clearing_a_tree_leaves_all_other_rows(store: Store) -> None:
+def test_clear_tree_deletes_only_rows_of_that_tree(store: Store) -> None:
     names = ["", "a", "a!", "a/", "a/b", "a/b/c", "a/~", "a0", "ab", "b/a", "b/a/c"]
     for root in (*names, "never"):
         fill(store, {name: {"1": b"one"} for name in names})
@@ -119,7 +119,7 @@ def test_clearing_a_tree_leaves_all_other_rows(store: Store) -> None:
         clear_all(store)
 
 
-def test_clearing_the_only_tree_leaves_no_row(store: Store) -> None:
+def test_clear_tree_of_only_tree_empties_store(store: Store) -> None:
     fill(store, {"a": {"1": b"one"}, "a/b": {str(number): b"" for number in range(1000)}})
     writer = store.begin(FULL)
     writer.clear_tree("a")
@@ -127,7 +127,7 @@ def test_clearing_the_only_tree_leaves_no_row(store: Store) -> None:
     assert content(store.reader()) == {}
 
 
-def test_a_claimed_tree_has_one_owner(store: Store) -> None:
+def test_claimed_tree_has_one_owner_until_released(store: Store) -> None:
     claim = store.claim("query")
     others = [store.claim("state"), store.claim("query2"), store.claim("a/query")]
     for root in ("query", "query/objects", "a"):
@@ -143,7 +143,7 @@ def test_a_claimed_tree_has_one_owner(store: Store) -> None:
     store.claim("query")
 
 
-def test_changes_apply_in_the_order_of_the_calls(store: Store) -> None:
+def test_writer_applies_changes_in_call_order(store: Store) -> None:
     fill(store, {"a": {"1": b"one"}})
     writer = store.begin(DIFFERENTIAL)
     writer.clear("a")
@@ -155,7 +155,7 @@ def test_changes_apply_in_the_order_of_the_calls(store: Store) -> None:
     assert content(store.reader()) == {"a": {"1": b"newer"}}
 
 
-def test_a_rollback_discards_all_changes(store: Store) -> None:
+def test_rollback_discards_all_changes(store: Store) -> None:
     fill(store, {"a": {"1": b"one"}})
     writer = store.begin(FULL)
     writer.put("a", "2", b"two")
@@ -164,7 +164,7 @@ def test_a_rollback_discards_all_changes(store: Store) -> None:
     assert content(store.reader()) == {"a": {"1": b"one"}}
 
 
-def test_a_writer_is_unusable_after_its_end(store: Store) -> None:
+def test_writer_raises_out_of_turn_after_commit_or_rollback(store: Store) -> None:
     committed, rolled_back = store.begin(FULL), None
     committed.commit()
     rolled_back = store.begin(FULL)
@@ -181,7 +181,7 @@ def test_a_writer_is_unusable_after_its_end(store: Store) -> None:
                 use()
 
 
-def test_there_is_one_writer_at_a_time(store: Store) -> None:
+def test_second_open_writer_is_rejected(store: Store) -> None:
     first = store.begin(DIFFERENTIAL)
     with pytest.raises(OutOfTurn, match="another writer is open"):
         store.begin(DIFFERENTIAL)
@@ -192,14 +192,14 @@ def test_there_is_one_writer_at_a_time(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "FULL", None, 1])
-def test_another_kind_of_checkpoint_is_refused_and_leaves_no_writer(store: Store, kind: Any) -> None:
+def test_invalid_checkpoint_kind_is_rejected_and_leaves_no_writer_open(store: Store, kind: Any) -> None:
     with pytest.raises(InvalidOption, match="CheckpointKind"):
         store.begin(kind)
     store.begin(DIFFERENTIAL).rollback()
 
 
 @pytest.mark.parametrize("method", ["put_many", "delete_many"])
-def test_an_error_of_the_rows_makes_the_writer_unusable(store: Store, method: str) -> None:
+def test_error_in_row_iterator_makes_writer_unusable(store: Store, method: str) -> None:
     def rows() -> Iterator[object]:
         yield ("1", b"one") if method == "put_many" else "1"
         raise ZeroDivisionError
@@ -232,7 +232,7 @@ def test_many_rows_are_restored_unchanged(store: Store) -> None:
     assert content(store.reader()) == {"many": {"0": b"0"}}
 
 
-def test_readers_and_writers_name_their_store(store: Store) -> None:
+def test_readers_and_writers_report_store_id(store: Store) -> None:
     writer = store.begin(FULL)
     assert writer.store_id == store.reader().store_id
     assert writer.store_id != MemoryStore().store_id
@@ -242,7 +242,7 @@ def test_readers_and_writers_name_their_store(store: Store) -> None:
     writer.rollback()
 
 
-def test_a_closed_store_raises_closed(store: Store) -> None:
+def test_closed_store_raises_closed(store: Store) -> None:
     reader, writer = store.reader(), store.begin(FULL)
     store.close()
     store.close()
@@ -258,7 +258,7 @@ def test_a_closed_store_raises_closed(store: Store) -> None:
             use()
 
 
-def test_an_element_that_a_file_cannot_hold_is_refused_and_the_store_stays_usable(
+def test_too_large_value_is_rejected_and_store_stays_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(sqlite3.connect(":memory:")) as connection:

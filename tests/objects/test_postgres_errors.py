@@ -1,4 +1,4 @@
-"""What an error of PostgreSQL means, by its SQLSTATE or the text of libpq. No server runs."""
+"""Translation of PostgreSQL errors, by SQLSTATE or the text of libpq, without a server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def connecting(text: str) -> RtError:
         'root certificate file "/root/.postgresql/root.crt" does not exist',
     ],
 )
-def test_a_connection_that_the_server_or_the_url_rules_out_is_not_tried_again(text: str) -> None:
+def test_permanent_connection_failure_raises_storage_error_with_url_hint(text: str) -> None:
     found = connecting(SERVER + text)
     assert isinstance(found, StorageError)
     assert not isinstance(found, StoreUnavailable)
@@ -63,11 +63,11 @@ def test_a_connection_that_the_server_or_the_url_rules_out_is_not_tried_again(te
         f"{SERVER}timeout expired\n- host: 'password-db', port: '5432', hostaddr: '': timeout expired",
     ],
 )
-def test_a_connection_that_may_succeed_later_is_unavailable(text: str) -> None:
+def test_temporary_connection_failure_maps_to_store_unavailable(text: str) -> None:
     assert isinstance(connecting(text), StoreUnavailable)
 
 
-def test_a_connection_that_fails_with_a_sqlstate_is_decided_by_it() -> None:
+def test_connection_failure_with_sqlstate_is_classified_by_sqlstate() -> None:
     refused = translate_connecting(errors.InvalidPassword("no"), ADDRESS)
     assert refused.what == "the server refuses access while connecting"
     late = translate_connecting(errors.QueryCanceled("waiting for certificate"), ADDRESS)
@@ -96,7 +96,7 @@ def test_a_connection_that_fails_with_a_sqlstate_is_decided_by_it() -> None:
         (errors.InternalError_, StorageFailed, "the server failed", "Repair the server"),
     ],
 )
-def test_an_error_of_a_statement_says_what_happened_and_what_helps(
+def test_statement_error_maps_to_error_kind_and_hint_without_server_text(
     error: type[psycopg.Error], kind: type[RtError], what: str, hint: str
 ) -> None:
     found = translate(error("secret reason"), ADDRESS, "committing")

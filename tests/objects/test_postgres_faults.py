@@ -1,4 +1,4 @@
-"""Faults of the server, of the connection and of the program around a commit."""
+"""PostgresStore under faults of the server, the connection and the program around a commit."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def rows(store: PostgresStore) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("next_use", ["read", "commit"])
-def test_the_outcome_of_a_commit_whose_connection_was_lost_is_found_out(
+def test_next_use_resolves_outcome_of_commit_with_lost_connection(
     postgres: PostgresServer, proxy: CuttingProxy, schema: str, when: Cut, next_use: str
 ) -> None:
     with PostgresStore(through(proxy, postgres), schema=schema) as store:
@@ -93,7 +93,7 @@ def test_the_outcome_of_a_commit_whose_connection_was_lost_is_found_out(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_space_whose_commit_is_unknown_saves_everything_with_the_next_one(
+def test_next_checkpoint_saves_all_changes_after_commit_unknown(
     postgres: PostgresServer, proxy: CuttingProxy, schema: str, when: Cut
 ) -> None:
     with PostgresStore(through(proxy, postgres), schema=schema) as store:
@@ -117,7 +117,7 @@ def test_a_space_whose_commit_is_unknown_saves_everything_with_the_next_one(
 
 @pytest.mark.parametrize("text", [b"BEGIN ISOLATION", b"INSERT INTO rows"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_connection_that_is_lost_before_the_commit_changes_nothing(
+def test_connection_lost_before_commit_leaves_no_partial_changes(
     postgres: PostgresServer, proxy: CuttingProxy, schema: str, text: bytes, when: Cut
 ) -> None:
     with PostgresStore(through(proxy, postgres), schema=schema) as store:
@@ -134,7 +134,7 @@ def test_a_connection_that_is_lost_before_the_commit_changes_nothing(
             assert rows(store) == {"1": b"three"}
 
 
-def test_connections_that_the_server_ended_are_replaced(postgres: PostgresServer, schema: str) -> None:
+def test_connections_terminated_by_server_are_replaced(postgres: PostgresServer, schema: str) -> None:
     with PostgresStore(postgres.url, schema=schema) as store:
         put(store, "1", b"one")
         assert rows(store) == {"1": b"one"}
@@ -145,9 +145,7 @@ def test_connections_that_the_server_ended_are_replaced(postgres: PostgresServer
         assert rows(store) == {"1": b"one", "2": b"two"}
 
 
-def test_a_connection_that_the_server_ends_inside_a_transaction_changes_nothing(
-    postgres: PostgresServer, schema: str
-) -> None:
+def test_connection_terminated_in_transaction_changes_no_rows(postgres: PostgresServer, schema: str) -> None:
     with PostgresStore(postgres.url, schema=schema) as store:
         put(store, "1", b"one")
         writer = store.begin(DIFFERENTIAL)
@@ -161,7 +159,7 @@ def test_a_connection_that_the_server_ends_inside_a_transaction_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_answer_is_given_up(
+def test_commit_raises_commit_unknown_if_server_does_not_answer(
     postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rt.objects.postgres.connections._ANSWER_MARGIN_S", 0.5)
@@ -192,9 +190,7 @@ CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON {schema}.information
 # The server
 
 
-def test_a_server_that_is_killed_in_a_commit_leaves_its_outcome_unknown(
-    server: PostgresServer, schema: str
-) -> None:
+def test_commit_raises_commit_unknown_if_server_is_killed(server: PostgresServer, schema: str) -> None:
     with PostgresStore(server.url, schema=schema) as store:
         put(store, "1", b"one")
         server.run(SLOW_COMMIT.format(schema=schema, seconds=600))
@@ -222,7 +218,9 @@ def test_a_server_that_is_killed_in_a_commit_leaves_its_outcome_unknown(
         assert store.last_commit == 2
 
 
-def test_a_server_that_is_down_is_reported_and_comes_back(server: PostgresServer, schema: str) -> None:
+def test_store_raises_unavailable_while_server_is_down_and_recovers(
+    server: PostgresServer, schema: str
+) -> None:
     with PostgresStore(server.url, schema=schema) as store:
         put(store, "1", b"one")
         server.stop()
@@ -238,7 +236,7 @@ def test_a_server_that_is_down_is_reported_and_comes_back(server: PostgresServer
 
 
 @pytest.mark.slow
-def test_the_store_goes_on_at_the_standby_that_takes_over(server: PostgresServer, schema: str) -> None:
+def test_store_continues_on_promoted_standby(server: PostgresServer, schema: str) -> None:
     with contextlib.closing(PostgresServer(primary=server)) as standby:
         hosts = f"host={server.directory},{standby.directory}&port={server.port},{standby.port}"
         url = f"postgresql://{USER}@/postgres?{hosts}&target_session_attrs=read-write"
@@ -260,7 +258,9 @@ def test_the_store_goes_on_at_the_standby_that_takes_over(server: PostgresServer
             assert space.get_value("number").value == 2
 
 
-def test_a_server_without_free_connections_is_reported(server: PostgresServer, schema: str) -> None:
+def test_store_raises_unavailable_if_server_has_no_free_connections(
+    server: PostgresServer, schema: str
+) -> None:
     server.run("CREATE ROLE other LOGIN CONNECTION LIMIT 1")
     server.run(f"CREATE SCHEMA {schema} AUTHORIZATION other")
     url = server.url.replace("//rt@", "//other@")
@@ -277,7 +277,7 @@ def test_a_server_without_free_connections_is_reported(server: PostgresServer, s
     [("53100", rt.DiskFull), ("58030", rt.StorageFailed), ("40P01", StoreUnavailable)],
 )
 @pytest.mark.parametrize("timing", ["in the transaction", "in the commit"])
-def test_an_error_of_the_server_changes_nothing_and_the_next_commit_works(
+def test_server_error_changes_no_rows_and_next_commit_succeeds(
     postgres: PostgresServer, schema: str, code: str, kind: type[rt.RtError], timing: str
 ) -> None:
     with PostgresStore(postgres.url, schema=schema) as store:
@@ -349,7 +349,7 @@ def found(url: str, schema: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["program", "server"])
-def test_a_kill_at_a_random_moment_leaves_the_last_reported_checkpoint(
+def test_last_reported_checkpoint_survives_kill_of_program_or_server(
     server: PostgresServer, schema: str, killed: str
 ) -> None:
     draw = random.Random(SEED)

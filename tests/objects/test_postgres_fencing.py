@@ -1,4 +1,4 @@
-"""Owners of one store on a server: the one with the latest fencing token goes on, others change nothing."""
+"""Successive owners of one PostgresStore: only the owner with the latest fencing token reads and writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def put(store: PostgresStore, key: str, data: bytes) -> None:
     writer.commit()
 
 
-def test_an_owner_with_an_older_token_is_refused(postgres: PostgresServer, schema: str) -> None:
+def test_owner_with_older_token_raises_fenced(postgres: PostgresServer, schema: str) -> None:
     with PostgresStore(postgres.url, schema=schema, fence=7) as store:
         put(store, "1", b"one")
         with pytest.raises(rt.Fenced, match="got fencing token 6, expected 7"):
@@ -38,9 +38,7 @@ def test_an_owner_with_an_older_token_is_refused(postgres: PostgresServer, schem
         assert dict(store.reader().rows("a")) == {"1": b"one", "2": b"two"}
 
 
-def test_an_owner_that_was_overtaken_changes_nothing_and_reads_nothing(
-    postgres: PostgresServer, schema: str
-) -> None:
+def test_superseded_owner_can_neither_write_nor_read(postgres: PostgresServer, schema: str) -> None:
     with (
         PostgresStore(postgres.url, schema=schema, fence=1) as old,
         PostgresStore(postgres.url, schema=schema, fence=1) as later,
@@ -68,7 +66,7 @@ def test_an_owner_that_was_overtaken_changes_nothing_and_reads_nothing(
             assert new.last_commit == 2
 
 
-def test_reading_notices_a_newer_owner(postgres: PostgresServer, schema: str) -> None:
+def test_read_raises_fenced_after_newer_owner_opens(postgres: PostgresServer, schema: str) -> None:
     with PostgresStore(postgres.url, schema=schema) as old:
         put(old, "1", b"one")
         with PostgresStore(postgres.url, schema=schema) as new:
@@ -82,14 +80,16 @@ def test_reading_notices_a_newer_owner(postgres: PostgresServer, schema: str) ->
                     use()
 
 
-def test_an_empty_commit_of_an_overtaken_owner_is_refused(postgres: PostgresServer, schema: str) -> None:
+def test_empty_commit_of_superseded_owner_raises_fenced(postgres: PostgresServer, schema: str) -> None:
     with PostgresStore(postgres.url, schema=schema) as old:
         put(old, "1", b"one")
         with PostgresStore(postgres.url, schema=schema), pytest.raises(rt.Fenced):
             old.begin(DIFFERENTIAL).commit()
 
 
-def test_a_new_owner_waits_for_a_commit_under_way(postgres: PostgresServer, schema: str) -> None:
+def test_new_owner_waits_for_open_transaction_of_previous_owner(
+    postgres: PostgresServer, schema: str
+) -> None:
     with PostgresStore(postgres.url, schema=schema, fence=1, idle_s=600) as old:
         old._database.begin()
         old._database.write("INSERT INTO rows VALUES ('a', '1', 0, 1, '', 0)", [])
@@ -108,7 +108,7 @@ def test_a_new_owner_waits_for_a_commit_under_way(postgres: PostgresServer, sche
         opened[0].close()
 
 
-def test_owners_that_race_lose_no_commit(postgres: PostgresServer, schema: str) -> None:
+def test_racing_owners_lose_no_reported_commit(postgres: PostgresServer, schema: str) -> None:
     """Each reads a counter and writes the next number. Only a commit that is reported may count."""
     made: list[int] = []
     lock, start = threading.Lock(), threading.Barrier(4)
@@ -160,7 +160,7 @@ for use in (writer.commit, lambda: store.begin(CheckpointKind.DIFFERENTIAL).comm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "inside"])
-def test_a_paused_owner_delays_the_next_one_for_a_limited_time_and_changes_nothing(
+def test_next_owner_commits_while_previous_owner_is_paused_and_fences_it(
     postgres: PostgresServer, schema: str, where: str
 ) -> None:
     paused = subprocess.Popen(
@@ -187,7 +187,7 @@ def test_a_paused_owner_delays_the_next_one_for_a_limited_time_and_changes_nothi
         paused.communicate()
 
 
-def test_a_space_of_an_overtaken_owner_cannot_be_saved(postgres: PostgresServer, schema: str) -> None:
+def test_superseded_owner_can_neither_save_nor_load_space(postgres: PostgresServer, schema: str) -> None:
     def loaded(store: PostgresStore) -> PersistedObjectSpace:
         space = PersistedObjectSpace()
         space.load(store.reader())

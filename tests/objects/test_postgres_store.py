@@ -1,4 +1,4 @@
-"""The store on a server: names and values of any size, damage, versions, access, limits."""
+"""The object store on PostgreSQL: names and values of any size, corruption, versions, access, limits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def content(store: Store) -> dict[str, dict[str, bytes]]:
     return {category: dict(reader.rows(category)) for category in reader.categories()}
 
 
-def test_committed_rows_are_there_after_reopening(postgres: PostgresServer, schema: str) -> None:
+def test_committed_rows_survive_reopening_and_uncommitted_rows_do_not(
+    postgres: PostgresServer, schema: str
+) -> None:
     with PostgresStore(postgres.url, schema=schema) as store:
         put(store, "a", {"1": b"one"})
         store_id = store.store_id
@@ -81,7 +83,7 @@ def test_importing_rt_objects_does_not_load_psycopg() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_value_is_kept_in_pages_and_an_empty_one_is_kept(
+def test_large_values_are_stored_in_pages_and_empty_values_are_kept(
     store: PostgresStore, postgres: PostgresServer, schema: str
 ) -> None:
     large = os.urandom(64 * MIB + 5)
@@ -94,7 +96,7 @@ def test_a_large_value_is_kept_in_pages_and_an_empty_one_is_kept(
     assert check_postgres(postgres.url, schema=schema).rows == 4
 
 
-def test_a_shorter_value_leaves_no_page_of_the_longer_one(
+def test_shorter_value_leaves_no_pages_of_longer_value(
     store: PostgresStore, postgres: PostgresServer, schema: str
 ) -> None:
     for size in (5 * PAGE_BYTES, 2 * PAGE_BYTES, 1, 3 * PAGE_BYTES, 0):
@@ -110,7 +112,9 @@ def test_a_shorter_value_leaves_no_page_of_the_longer_one(
     assert postgres.run(f"SELECT count(*) FROM {schema}.rows") == [(1,)]
 
 
-def test_long_names_are_told_apart(store: PostgresStore, postgres: PostgresServer, schema: str) -> None:
+def test_long_names_with_common_prefix_stay_distinct(
+    store: PostgresStore, postgres: PostgresServer, schema: str
+) -> None:
     start = "é" * 700
     names = [
         start,
@@ -147,7 +151,7 @@ CHANGES = st.one_of(
 
 
 @given(commits=st.lists(st.lists(CHANGES, max_size=6), max_size=4))
-def test_any_changes_have_the_same_effect_as_on_a_store_in_memory(
+def test_random_changes_have_same_effect_as_on_memory_store(
     commits: list[list[Any]], shared_store: PostgresStore
 ) -> None:
     model = MemoryStore()
@@ -172,7 +176,7 @@ def shared_store(
         yield made
 
 
-def test_a_commit_larger_than_the_memory_of_a_writer_is_one_commit(
+def test_large_uncommitted_write_is_invisible_and_can_be_rolled_back(
     store: PostgresStore, postgres: PostgresServer, schema: str
 ) -> None:
     put(store, "a", {"old": b"old"})
@@ -188,7 +192,7 @@ def test_a_commit_larger_than_the_memory_of_a_writer_is_one_commit(
 
 
 @pytest.mark.slow
-def test_a_differential_save_of_100_000_rows_writes_what_changed(
+def test_differential_save_of_100_000_rows_writes_only_changed_rows(
     store: PostgresStore, postgres: PostgresServer, schema: str
 ) -> None:
     space = PersistedObjectSpace()
@@ -225,7 +229,7 @@ def test_a_differential_save_of_100_000_rows_writes_what_changed(
         "UPDATE {0}.rows SET long_key = 'other'",
     ],
 )
-def test_damage_of_a_row_is_never_returned(
+def test_corrupt_row_is_never_returned(
     store: PostgresStore, postgres: PostgresServer, schema: str, damage: str
 ) -> None:
     put(store, "a", {"large": bytes(4 * PAGE_BYTES)})
@@ -240,7 +244,7 @@ def test_damage_of_a_row_is_never_returned(
         PostgresStore(postgres.url, schema=schema, check=True)
 
 
-def test_a_row_in_another_category_is_found(
+def test_row_moved_to_another_category_fails_its_checksum(
     store: PostgresStore, postgres: PostgresServer, schema: str
 ) -> None:
     put(store, "a", {"1": b"one"})
@@ -249,7 +253,7 @@ def test_a_row_in_another_category_is_found(
         store.reader().get("b", "1")
 
 
-def test_a_server_that_lost_commits_is_refused(
+def test_commit_fails_after_server_lost_commits(
     store: PostgresStore, postgres: PostgresServer, schema: str
 ) -> None:
     put(store, "a", {"1": b"one"})
@@ -262,14 +266,16 @@ def test_a_server_that_lost_commits_is_refused(
     assert postgres.run(f"SELECT value FROM {schema}.rows") == [(b"two",)]
 
 
-def test_a_missing_table_is_reported(store: PostgresStore, postgres: PostgresServer, schema: str) -> None:
+def test_missing_table_raises_error_with_sqlstate_42p01(
+    store: PostgresStore, postgres: PostgresServer, schema: str
+) -> None:
     postgres.run(f"DROP TABLE {schema}.rows")
     with pytest.raises(StateDamaged, match="42P01"):
         store.reader().get("a", "1")
 
 
 @pytest.mark.parametrize("use", [PostgresStore, check_postgres])
-def test_a_pooler_that_gives_the_connection_of_another_store_is_refused(
+def test_pooled_connection_with_settings_of_another_store_is_rejected(
     store: PostgresStore, postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch, use: Any
 ) -> None:
     """As PgBouncer does between two transactions, unless it is in session mode."""
@@ -294,7 +300,7 @@ def test_a_pooler_that_gives_the_connection_of_another_store_is_refused(
 # Versions
 
 
-def test_a_newer_version_is_refused_and_named(postgres: PostgresServer, schema: str) -> None:
+def test_newer_schema_version_is_rejected_and_reported(postgres: PostgresServer, schema: str) -> None:
     PostgresStore(postgres.url, schema=schema).close()
     postgres.run(f"UPDATE {schema}.version SET version = 7")
     for use in (PostgresStore, check_postgres):
@@ -302,7 +308,7 @@ def test_a_newer_version_is_refused_and_named(postgres: PostgresServer, schema: 
             use(postgres.url, schema=schema)
 
 
-def test_an_older_version_is_migrated_with_its_rows(
+def test_older_schema_version_is_migrated_with_its_rows(
     postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PostgresStore(postgres.url, schema=schema) as store:
@@ -319,7 +325,7 @@ def test_an_older_version_is_migrated_with_its_rows(
         PostgresStore(postgres.url, schema=schema)
 
 
-def test_a_migration_that_fails_changes_nothing(
+def test_failed_migration_changes_nothing(
     postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = ("ALTER TABLE rows ADD COLUMN added int", "SELECT 1 / 0")
@@ -332,7 +338,9 @@ def test_a_migration_that_fails_changes_nothing(
 
 
 @pytest.mark.parametrize("table", ["theirs (x int)", "version (x int)", "version (format text, version int)"])
-def test_a_schema_with_other_tables_is_not_changed(postgres: PostgresServer, schema: str, table: str) -> None:
+def test_schema_with_foreign_tables_is_rejected_unchanged(
+    postgres: PostgresServer, schema: str, table: str
+) -> None:
     postgres.run(f"CREATE SCHEMA {schema}")
     postgres.run(f"CREATE TABLE {schema}.{table}")
     with pytest.raises(rt.FormatError, match="other tables"):
@@ -340,7 +348,7 @@ def test_a_schema_with_other_tables_is_not_changed(postgres: PostgresServer, sch
     assert len(postgres.run("SELECT 1 FROM pg_tables WHERE schemaname = %s", [schema])) == 1
 
 
-def test_programs_that_open_a_new_store_at_once_make_one(postgres: PostgresServer, schema: str) -> None:
+def test_concurrent_opens_of_new_store_create_one_store(postgres: PostgresServer, schema: str) -> None:
     opened: list[PostgresStore] = []
 
     def open_store() -> None:
@@ -368,7 +376,9 @@ def everything_said(error: BaseException | None) -> str:
     return said
 
 
-def test_a_wrong_password_is_refused_and_never_printed(postgres: PostgresServer, schema: str) -> None:
+def test_wrong_password_or_url_is_rejected_without_showing_password(
+    postgres: PostgresServer, schema: str
+) -> None:
     with pytest.raises(rt.StorageError, match="password authentication failed") as caught:
         PostgresStore(postgres.tcp_url(password="hush: a/secret"), schema=schema)
     assert "hush" not in everything_said(caught.value)
@@ -378,7 +388,7 @@ def test_a_wrong_password_is_refused_and_never_printed(postgres: PostgresServer,
         assert "secret" not in everything_said(refused.value)
 
 
-def test_a_password_is_used_and_not_shown(
+def test_password_is_not_in_repr_label_or_log(
     postgres: PostgresServer, schema: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -388,7 +398,7 @@ def test_a_password_is_used_and_not_shown(
         assert store.label == f"postgresql://rt@127.0.0.1:{postgres.port}/postgres, schema {schema}"
 
 
-def test_a_server_must_prove_its_name_if_the_url_says_so(postgres: PostgresServer, schema: str) -> None:
+def test_verify_full_checks_certificate_and_host_name(postgres: PostgresServer, schema: str) -> None:
     right, other = (str(postgres.directory / name) for name in ("ca.crt", "other.crt"))
     full = {"sslmode": "verify-full"}
     with PostgresStore(postgres.tcp_url(**full, sslrootcert=right), schema=schema) as store:
@@ -414,7 +424,7 @@ def test_a_server_must_prove_its_name_if_the_url_says_so(postgres: PostgresServe
         ("postgresql:///x?service=state", None),
     ],
 )
-def test_a_server_on_another_machine_must_prove_its_name_by_default(
+def test_sslmode_defaults_to_verify_full_for_remote_hosts(
     url: str, mode: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PGHOST", "PGSSLMODE", "PGSERVICE"):
@@ -423,7 +433,7 @@ def test_a_server_on_another_machine_must_prove_its_name_by_default(
 
 
 @pytest.mark.parametrize("schema_name", ["", "A", "a b", 'a"', "1a", "pg_a", "a" * 64, "é"])
-def test_a_schema_that_needs_quotes_is_refused(schema_name: str) -> None:
+def test_invalid_schema_name_is_rejected(schema_name: str) -> None:
     with pytest.raises(rt.InvalidOption, match="schema"):
         PostgresStore("postgresql:///x", schema=schema_name)
 
@@ -439,12 +449,12 @@ def test_a_schema_that_needs_quotes_is_refused(schema_name: str) -> None:
         {"connections_max": 1},
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+def test_options_out_of_range_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(rt.InvalidOption, match=next(iter(options))):
         PostgresStore("postgresql:///x", **options)
 
 
-def test_a_user_without_rights_is_refused(postgres: PostgresServer, schema: str) -> None:
+def test_user_without_rights_is_rejected(postgres: PostgresServer, schema: str) -> None:
     PostgresStore(postgres.url, schema=schema).close()
     postgres.run(f"CREATE ROLE {schema} LOGIN")
     url = postgres.url.replace("//rt@", f"//{schema}@")
@@ -465,7 +475,9 @@ def test_a_user_without_rights_is_refused(postgres: PostgresServer, schema: str)
 
 
 @pytest.mark.slow
-def test_a_statement_that_takes_too_long_changes_nothing(postgres: PostgresServer, schema: str) -> None:
+def test_statement_timeout_raises_store_unavailable_and_changes_nothing(
+    postgres: PostgresServer, schema: str
+) -> None:
     with (
         PostgresStore(postgres.url, schema=schema, timeout_s=6) as store,
         psycopg.connect(postgres.url) as other,
@@ -482,7 +494,7 @@ def test_a_statement_that_takes_too_long_changes_nothing(postgres: PostgresServe
         assert content(store) == {"a": {"1": b"three"}}
 
 
-def test_readers_share_a_limited_number_of_connections(postgres: PostgresServer, schema: str) -> None:
+def test_concurrent_readers_use_at_most_connections_max(postgres: PostgresServer, schema: str) -> None:
     with PostgresStore(postgres.url, schema=schema, connections_max=3) as store:
         put(store, "a", {str(number): b"%d" % number for number in range(50)})
         found: list[bytes | None] = []
@@ -500,7 +512,7 @@ def test_readers_share_a_limited_number_of_connections(postgres: PostgresServer,
         assert 2 <= postgres.run(connected, [f"rt store {schema}"])[0][0] <= 3
 
 
-def test_a_forked_child_cannot_use_the_store(
+def test_forked_child_cannot_use_store(
     postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PostgresStore(postgres.url, schema=schema) as store:
@@ -522,7 +534,7 @@ def test_a_forked_child_cannot_use_the_store(
 # Check and backup
 
 
-def test_the_command_checks_a_store_on_a_server(
+def test_store_commands_check_postgres_store_and_refer_backup_to_pg_dump(
     store: PostgresStore, postgres: PostgresServer, schema: str
 ) -> None:
     put(store, "a", {"1": b"one", "2": b"two"})
@@ -544,7 +556,7 @@ def test_the_command_checks_a_store_on_a_server(
     assert "pg_dump" in backup.output + str(backup.exception)
 
 
-def test_a_store_in_use_is_copied_and_restored(
+def test_dump_of_store_in_use_restores_its_rows(
     store: PostgresStore, postgres: PostgresServer, schema: str
 ) -> None:
     put(store, "a", {"1": b"one", "large": bytes(3 * PAGE_BYTES), "\0": b"\0"})

@@ -1,4 +1,4 @@
-"""Several spaces, and an engine, in one store: a full save of one leaves the others; a space that moves."""
+"""Several object spaces and an engine in one store: full saves, moves, owners and stale spaces."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def held(store: Store, prefix: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(PREFIXES, 2)))
-def test_a_full_save_leaves_the_objects_of_another_prefix(store: Store, first: str, second: str) -> None:
+def test_full_save_of_one_prefix_keeps_objects_of_another(store: Store, first: str, second: str) -> None:
     spaces = {prefix: loaded(store, prefix) for prefix in (first, second)}
     for prefix, space in spaces.items():
         space.create_dictionary("kept").update({"of": prefix})
@@ -67,7 +67,7 @@ def test_a_full_save_leaves_the_objects_of_another_prefix(store: Store, first: s
 
 
 @pytest.mark.parametrize("kind", list(CheckpointKind))
-def test_an_engine_and_a_space_share_a_store(store: Store, kind: CheckpointKind) -> None:
+def test_engine_and_space_keep_separate_objects_in_one_store(store: Store, kind: CheckpointKind) -> None:
     factories = Factories()
     factories.add("empty", lambda: Source("none"))
     engine = QueryEngine(store, factories)
@@ -88,14 +88,14 @@ def test_an_engine_and_a_space_share_a_store(store: Store, kind: CheckpointKind)
 @pytest.mark.parametrize(
     "prefix", ["state/", "a/state/", "state/item/x/", "query/", "query/objects", "\ud800"]
 )
-def test_a_prefix_among_the_rows_of_another_owner_is_refused(prefix: str) -> None:
+def test_reserved_or_invalid_prefix_is_rejected(prefix: str) -> None:
     with pytest.raises(ValueError, match="prefix"):
         PersistedObjectSpace(prefix=prefix)
     with pytest.raises(TypeError, match="prefix"):
         PersistedObjectSpace(prefix=None)  # type: ignore[arg-type]
 
 
-def test_a_moved_space_reads_its_new_store(make: Callable[..., Store], tmp_path: Path) -> None:
+def test_moved_space_reads_and_saves_to_new_store(make: Callable[..., Store], tmp_path: Path) -> None:
     old, new = make(tmp_path, "old"), make(tmp_path, "new")
     before = loaded(old)
     for name in ("one", "two"):
@@ -112,7 +112,7 @@ def test_a_moved_space_reads_its_new_store(make: Callable[..., Store], tmp_path:
     new.close()
 
 
-def test_a_move_that_failed_still_reads_the_old_store(make: Callable[..., Store], tmp_path: Path) -> None:
+def test_space_reads_old_store_after_failed_move(make: Callable[..., Store], tmp_path: Path) -> None:
     old, new = make(tmp_path, "old"), make(tmp_path, "new")
     before = loaded(old)
     before.create_dictionary("one")["of"] = "one"
@@ -128,7 +128,7 @@ def test_a_move_that_failed_still_reads_the_old_store(make: Callable[..., Store]
     old.close()
 
 
-def test_a_second_engine_on_one_store_is_refused_until_the_first_one_is_unloaded(store: Store) -> None:
+def test_second_engine_on_store_is_rejected_until_first_is_unloaded(store: Store) -> None:
     first = QueryEngine(store, Factories())
     with pytest.raises(OutOfTurn, match="another owner"):
         QueryEngine(store, Factories())
@@ -143,7 +143,7 @@ def test_a_second_engine_on_one_store_is_refused_until_the_first_one_is_unloaded
     second.unload()
 
 
-def test_an_engine_that_cannot_read_its_store_does_not_keep_it(store: Store) -> None:
+def test_engine_with_unknown_store_version_releases_the_store(store: Store) -> None:
     writer = store.begin(DIFFERENTIAL)
     writer.put("query/meta", "version", b"7")
     writer.commit()
@@ -154,7 +154,7 @@ def test_an_engine_that_cannot_read_its_store_does_not_keep_it(store: Store) -> 
 
 @pytest.mark.parametrize("kind", list(CheckpointKind))
 @pytest.mark.parametrize("prefix", ["", "a/"])
-def test_a_space_that_another_one_has_overtaken_is_refused(
+def test_stale_space_is_rejected_after_another_space_saved(
     store: Store, prefix: str, kind: CheckpointKind
 ) -> None:
     first = loaded(store, prefix)
@@ -176,7 +176,7 @@ def test_a_space_that_another_one_has_overtaken_is_refused(
     assert held(store, prefix) == {"it": {"of": "first", "more": 2}}
 
 
-def test_a_save_that_failed_overtakes_no_other_space(store: Store) -> None:
+def test_failed_save_with_unknown_outcome_rejects_other_space_and_can_be_retried(store: Store) -> None:
     first, second = loaded(store), loaded(store)
     for is_unknown in (False, True):
         writer = store.begin(DIFFERENTIAL)

@@ -1,4 +1,4 @@
-"""`rt store`: a store is checked and copied while a program uses it, and restored from the copy."""
+"""`rt store` checks and backs up a store while a program uses it, and backups can be restored."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def names(directory: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_store_is_copied_while_another_process_commits(tmp_path: Path) -> None:
+def test_backup_is_made_while_another_process_commits(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     program = [sys.executable, "-c", WRITER, path]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
@@ -87,7 +87,7 @@ def test_a_store_is_copied_while_another_process_commits(tmp_path: Path) -> None
     assert "in use" not in run("check", path).stdout
 
 
-def test_commits_go_on_and_the_log_stays_short_while_a_backup_reads(tmp_path: Path) -> None:
+def test_commits_continue_and_wal_stays_short_while_backup_reads(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "state.db") as store:
         reader = store._database._connect()
         reader.execute("BEGIN")
@@ -109,7 +109,7 @@ def test_commits_go_on_and_the_log_stays_short_while_a_backup_reads(tmp_path: Pa
         assert os.path.getsize(f"{store.path}-wal") == 0
 
 
-def test_a_backup_is_one_file_and_a_store(tmp_path: Path) -> None:
+def test_backup_is_single_file_usable_as_store(tmp_path: Path) -> None:
     path, backup, place = tmp_path / "state.db", tmp_path / "backup.db", tmp_path / "restored" / "state.db"
     fill(path)
     made = back_up_store(path, backup)
@@ -128,7 +128,7 @@ def test_a_backup_is_one_file_and_a_store(tmp_path: Path) -> None:
         SqliteStore(place)
 
 
-def test_a_backup_beside_the_files_of_the_old_store_is_refused(tmp_path: Path) -> None:
+def test_backup_beside_files_of_old_store_is_rejected(tmp_path: Path) -> None:
     path, backup = tmp_path / "state.db", tmp_path / "backup.db"
     fill(path)
     back_up_store(path, backup)
@@ -139,7 +139,7 @@ def test_a_backup_beside_the_files_of_the_old_store_is_refused(tmp_path: Path) -
     assert held(path) == 3
 
 
-def test_a_space_does_not_extend_a_backup_that_it_was_not_loaded_from(tmp_path: Path) -> None:
+def test_space_save_to_backup_raises_out_of_turn_if_not_loaded_from_it(tmp_path: Path) -> None:
     path, backup = tmp_path / "state.db", tmp_path / "backup.db"
     with SqliteStore(path) as store:
         space = PersistedObjectSpace()
@@ -153,7 +153,7 @@ def test_a_space_does_not_extend_a_backup_that_it_was_not_loaded_from(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["backup.db", "backup.db-wal", "backup.db-commit"])
-def test_a_backup_replaces_nothing(tmp_path: Path, name: str) -> None:
+def test_backup_overwrites_no_existing_file(tmp_path: Path, name: str) -> None:
     fill(tmp_path / "state.db")
     (tmp_path / name).write_bytes(b"mine")
     before = names(tmp_path)
@@ -163,7 +163,7 @@ def test_a_backup_replaces_nothing(tmp_path: Path, name: str) -> None:
     assert names(tmp_path) == before
 
 
-def test_two_backups_into_one_file_leave_one_whole_backup(tmp_path: Path) -> None:
+def test_concurrent_backups_to_one_file_leave_one_complete_backup(tmp_path: Path) -> None:
     fill(tmp_path / "state.db")
     errors: list[rt.RtError] = []
 
@@ -182,7 +182,7 @@ def test_two_backups_into_one_file_leave_one_whole_backup(tmp_path: Path) -> Non
     assert held(tmp_path / "backup.db") == 3
 
 
-def test_the_leftover_of_a_killed_backup_is_replaced(tmp_path: Path) -> None:
+def test_leftover_of_killed_backup_is_replaced(tmp_path: Path) -> None:
     fill(tmp_path / "state.db")
     (tmp_path / ".backup.db.new").write_bytes(b"half" * 5000)
     back_up_store(tmp_path / "state.db", tmp_path / "backup.db")
@@ -190,7 +190,7 @@ def test_the_leftover_of_a_killed_backup_is_replaced(tmp_path: Path) -> None:
     assert ".backup.db.new" not in names(tmp_path)
 
 
-def test_a_damaged_row_is_not_backed_up(tmp_path: Path) -> None:
+def test_check_and_backup_reject_store_with_corrupt_row(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with SqliteStore(path) as store:
         writer = store.begin(CheckpointKind.DIFFERENTIAL)
@@ -206,7 +206,7 @@ def test_a_damaged_row_is_not_backed_up(tmp_path: Path) -> None:
     assert names(tmp_path) == before
 
 
-def test_a_store_that_lost_commits_is_copied_on_request(tmp_path: Path) -> None:
+def test_backup_of_store_with_lost_commits_requires_accept_loss(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     fill(path)
     old = path.read_bytes()
@@ -223,7 +223,7 @@ def test_a_store_that_lost_commits_is_copied_on_request(tmp_path: Path) -> None:
     assert run("check", path).exit_code == 1
 
 
-def test_the_commands_print_lines_or_json(tmp_path: Path) -> None:
+def test_check_and_backup_print_lines_or_json(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     fill(path)
     status = check_store(path)
@@ -242,7 +242,7 @@ def test_the_commands_print_lines_or_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.db", "directory", "empty.db", "foreign.db"])
-def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
+def test_check_and_backup_reject_missing_empty_or_foreign_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "directory").mkdir()
     (tmp_path / "empty.db").touch()
     (tmp_path / "foreign.db").write_bytes(b"text " * 4096)
@@ -254,7 +254,7 @@ def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
     assert names(tmp_path) == before
 
 
-def test_a_store_whose_creation_was_interrupted_is_named_so(tmp_path: Path) -> None:
+def test_check_and_backup_report_unfinished_store_creation(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -269,7 +269,7 @@ def test_a_store_whose_creation_was_interrupted_is_named_so(tmp_path: Path) -> N
     assert run("check", path).exit_code == 0
 
 
-def test_a_restored_backup_whose_first_start_was_killed_is_not_called_empty(tmp_path: Path) -> None:
+def test_check_and_backup_report_unfinished_first_open_of_restored_backup(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     fill(path)
     numbers = held(path)
@@ -286,7 +286,7 @@ def test_a_restored_backup_whose_first_start_was_killed_is_not_called_empty(tmp_
     assert run("check", restored).exit_code == 0
 
 
-def test_a_store_without_write_permission_is_checked(tmp_path: Path) -> None:
+def test_check_works_without_write_permission(tmp_path: Path) -> None:
     fill(tmp_path / "state.db")
     tmp_path.chmod(0o500)
     try:

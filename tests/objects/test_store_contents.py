@@ -1,4 +1,4 @@
-"""What `rt store show` says of both kinds of store: the objects of each owner, and their sizes."""
+"""`rt store show` lists the objects of each owner and their sizes, for files and PostgreSQL servers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_a_store_shows_its_objects_by_owner(
+def test_show_lists_objects_by_owner(
     place: list[str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with opened(place, request, tmp_path) as store:
@@ -87,12 +87,12 @@ def test_a_store_shows_its_objects_by_owner(
     assert len(run("show", *place, "--top", "0").splitlines()) == 2 + len(found)
 
 
-def test_a_store_that_does_not_exist_is_refused(place: list[str]) -> None:
+def test_show_rejects_missing_store(place: list[str]) -> None:
     result = CliRunner().invoke(command, ["show", *place])
     assert "no such object store" in str(result.exception)
 
 
-def test_rows_that_are_of_no_object_belong_to_their_owner() -> None:
+def test_rows_without_object_are_counted_for_their_owner() -> None:
     sizes = object_sizes(
         [
             ("state", 1, 1),

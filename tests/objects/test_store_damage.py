@@ -1,4 +1,4 @@
-"""A store whose files were lost, cut, damaged or replaced: opened at its last commit, or not at all."""
+"""A store with lost, cut, corrupt or replaced files opens at its last commit, or is rejected."""
 
 from __future__ import annotations
 
@@ -102,24 +102,26 @@ def refuse(path: Path, match: str) -> None:
         assert not path.with_name("backup.db").exists()
 
 
-def test_a_killed_process_leaves_its_last_commit(tmp_path: Path, killed: dict[str, bytes]) -> None:
+def test_store_of_killed_process_has_all_commits(tmp_path: Path, killed: dict[str, bytes]) -> None:
     assert numbers(restored(tmp_path / "data", killed)) == COMMITS
 
 
 @pytest.mark.parametrize("lost", ["state.db", "state.db-wal", "state.db-commit"])
-def test_a_lost_file_is_found(tmp_path: Path, killed: dict[str, bytes], lost: str) -> None:
+def test_lost_or_empty_file_is_reported_missing(tmp_path: Path, killed: dict[str, bytes], lost: str) -> None:
     left = {name: data for name, data in killed.items() if name != lost}
     refuse(restored(tmp_path / "data", left), "missing")
     with pytest.raises(StateDamaged, match="missing"):
         SqliteStore(restored(tmp_path / "data", {**left, lost: b""}))
 
 
-def test_a_lost_log_is_reported_with_both_commits(tmp_path: Path, killed: dict[str, bytes]) -> None:
+def test_lost_wal_is_reported_with_found_and_expected_commit(
+    tmp_path: Path, killed: dict[str, bytes]
+) -> None:
     path = restored(tmp_path / "data", {name: killed[name] for name in ("state.db", "state.db-commit")})
     refuse(path, f"got commit 0 of store .*, expected commit {COMMITS} of store")
 
 
-def test_a_log_cut_anywhere_is_found(tmp_path: Path, killed: dict[str, bytes]) -> None:
+def test_wal_cut_at_any_offset_is_rejected(tmp_path: Path, killed: dict[str, bytes]) -> None:
     log = killed["state.db-wal"]
     for end in range(0, len(log), 1373):
         path = restored(tmp_path / "data", {**killed, "state.db-wal": log[:end]})
@@ -128,7 +130,7 @@ def test_a_log_cut_anywhere_is_found(tmp_path: Path, killed: dict[str, bytes]) -
 
 
 @pytest.mark.parametrize("name", ["state.db", "state.db-wal", "state.db-commit"])
-def test_a_flipped_bit_after_a_kill_is_found_or_harmless(
+def test_flipped_bit_after_kill_is_detected_or_harmless(
     tmp_path: Path, killed: dict[str, bytes], name: str
 ) -> None:
     data, found = killed[name], 0
@@ -141,7 +143,7 @@ def test_a_flipped_bit_after_a_kill_is_found_or_harmless(
     assert found > 3
 
 
-def test_older_copies_of_a_file_are_found(tmp_path: Path, killed: dict[str, bytes]) -> None:
+def test_older_copy_of_database_or_wal_is_rejected(tmp_path: Path, killed: dict[str, bytes]) -> None:
     path = restored(tmp_path / "data", killed)
     with SqliteStore(path) as store:  # empties the write-ahead log
         put(store, COMMITS)
@@ -161,7 +163,7 @@ def test_older_copies_of_a_file_are_found(tmp_path: Path, killed: dict[str, byte
         SqliteStore(restored(path.parent, {**closed, "state.db-wal": killed["state.db-wal"]}))
 
 
-def test_the_files_of_two_stores_are_not_mixed(tmp_path: Path, killed: dict[str, bytes]) -> None:
+def test_mixed_files_of_two_stores_are_rejected(tmp_path: Path, killed: dict[str, bytes]) -> None:
     (tmp_path / "other").mkdir()
     run_and_kill(tmp_path / "other" / "state.db", 0, COMMITS + 1)
     other = files_in(tmp_path / "other")
@@ -201,7 +203,7 @@ def moments(directory: Path, action: Callable[[], object]) -> Iterator[tuple[dic
     yield from taken
 
 
-def test_a_crash_at_any_line_loses_no_reported_commit_and_is_no_false_alarm(tmp_path: Path) -> None:
+def test_crash_at_any_line_loses_no_reported_commit_and_raises_no_false_alarm(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     directory.mkdir()
     path = directory / "state.db"
@@ -228,9 +230,7 @@ def test_a_crash_at_any_line_loses_no_reported_commit_and_is_no_false_alarm(tmp_
             assert promised <= count <= promised + 1, (lost, sorted(found))
 
 
-def test_a_record_that_cannot_be_written_leaves_the_outcome_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_record_write_raises_commit_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.db"
     with SqliteStore(path) as store:
         put(store, 0)
@@ -247,7 +247,7 @@ def test_a_record_that_cannot_be_written_leaves_the_outcome_unknown(
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_commit_that_was_interrupted_is_counted_if_it_happened(
+def test_interrupted_commit_is_counted_if_it_took_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     path = tmp_path / "state.db"
@@ -277,7 +277,7 @@ def test_a_commit_that_was_interrupted_is_counted_if_it_happened(
 @pytest.mark.parametrize("name", ["state.db", "state.db-wal", "state.db-commit", "state.db.lock"])
 @pytest.mark.parametrize("is_replaced", [True, False])
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_commit_to_a_removed_or_replaced_file_is_not_reported(
+def test_commit_fails_after_store_file_is_removed_or_replaced(
     tmp_path: Path, name: str, *, is_replaced: bool, is_open: bool
 ) -> None:
     with SqliteStore(tmp_path / "state.db") as store:
@@ -328,7 +328,7 @@ def record(number: int, store_id: str = STORE) -> bytes:
         StoreFiles(information(6), None, flipped(record(5), 512 * (6 % 2))),  # torn: commit 6 is durable
     ],
 )
-def test_files_that_belong_together_are_accepted(files: StoreFiles) -> None:
+def test_matching_store_files_are_accepted(files: StoreFiles) -> None:
     require_agreement("state.db", files)
 
 
@@ -351,12 +351,12 @@ def test_files_that_belong_together_are_accepted(files: StoreFiles) -> None:
         (StoreFiles(information(6, 3), information(4, store_id=OTHER), record(5)), "does not belong"),
     ],
 )
-def test_files_that_do_not_belong_together_are_refused(files: StoreFiles, match: str) -> None:
+def test_mismatched_store_files_are_rejected(files: StoreFiles, match: str) -> None:
     with pytest.raises(StateDamaged, match=match):
         require_agreement("state.db", files)
 
 
-def test_every_flipped_bit_of_a_record_is_found() -> None:
+def test_every_flipped_bit_of_record_is_reported_as_torn() -> None:
     whole = record(5)
     assert records.decode(whole) == LastCommit(STORE, 5)
     for offset in (*range(36), *range(512, 548)):

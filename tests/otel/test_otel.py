@@ -1,4 +1,4 @@
-"""`rt.otel`: contexts in headers, spans of publishing, merging and handling, and the counters as metrics."""
+"""`rt.otel`: contexts in headers, spans of publishing, merging and processing, and metrics of clients."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ def messages_of(publisher: rt.Publisher) -> list[rt.Message]:
         return list(reader)
 
 
-def test_the_handling_of_a_message_links_to_the_span_that_published_it(
-    tmp_path: Path, recorder: Recorder
-) -> None:
+def test_process_span_links_to_publish_span_of_its_message(tmp_path: Path, recorder: Recorder) -> None:
     with rt.Publisher(tmp_path, "trades", publisher_id="feed", linger_ms=0) as publisher:
         traced = rt.otel.TracedPublisher(publisher, tracer_provider=recorder.provider)
         assert traced.publish(b"one", topic="t", headers={"key": b"value"}) == 0
@@ -115,7 +113,7 @@ def test_the_handling_of_a_message_links_to_the_span_that_published_it(
     }
 
 
-def test_a_batch_gets_one_span(tmp_path: Path, recorder: Recorder) -> None:
+def test_published_batch_gets_one_span_and_process_links_to_it(tmp_path: Path, recorder: Recorder) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=60_000) as publisher:
         traced = rt.otel.TracedPublisher(publisher, tracer_provider=recorder.provider)
         assert traced.publish_many([b"x"] * 500) == range(500)
@@ -140,7 +138,7 @@ def test_a_batch_gets_one_span(tmp_path: Path, recorder: Recorder) -> None:
         assert linked == [context_of(first).span_id, context_of(second).span_id, 0xB7AD6B7169203331]
 
 
-def test_a_context_that_the_program_set_is_kept_and_linked(tmp_path: Path, recorder: Recorder) -> None:
+def test_context_set_by_program_is_kept_and_linked(tmp_path: Path, recorder: Recorder) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
         traced = rt.otel.TracedPublisher(publisher, tracer_provider=recorder.provider)
         traced.publish(b"x", headers={"traceparent": SAMPLED})
@@ -151,7 +149,7 @@ def test_a_context_that_the_program_set_is_kept_and_linked(tmp_path: Path, recor
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"00-0-0-0", SAMPLED[:-1], b"x" * 60_000])
-def test_headers_that_are_no_context_are_no_error(value: bytes, recorder: Recorder) -> None:
+def test_invalid_context_headers_are_ignored(value: bytes, recorder: Recorder) -> None:
     headers = (("traceparent", value), ("tracestate", b"\xff"), ("baggage", b"="))
     message = rt.Message(0, 0, "feed", 0, 0, "", b"x", headers)
     with rt.otel.process(message, "s", tracer_provider=recorder.provider):
@@ -160,7 +158,7 @@ def test_headers_that_are_no_context_are_no_error(value: bytes, recorder: Record
     assert rt.otel.inject(headers)[:3] == headers
 
 
-def test_the_trace_can_be_continued_and_passed_on(recorder: Recorder) -> None:
+def test_injected_context_continues_trace_when_extracted(recorder: Recorder) -> None:
     tracer = recorder.provider.get_tracer("test")
     with tracer.start_as_current_span("outer") as outer:
         headers = rt.otel.inject({"key": b"value"})
@@ -173,7 +171,7 @@ def test_the_trace_can_be_continued_and_passed_on(recorder: Recorder) -> None:
 @pytest.mark.parametrize(
     "headers", [{f"key{at}": b"" for at in range(127)}, {"key": bytes(HEADERS_BYTES_MAX - 3)}]
 )
-def test_headers_without_room_for_a_context_are_published_as_they_are(
+def test_headers_without_room_for_context_are_published_unchanged(
     tmp_path: Path, recorder: Recorder, headers: dict[str, bytes]
 ) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
@@ -185,18 +183,18 @@ def test_headers_without_room_for_a_context_are_published_as_they_are(
         assert [message.headers for message in messages_of(publisher)] == [tuple(headers.items())] * 2
 
 
-def test_baggage_that_is_wrong_is_not_logged_for_each_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_baggage_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     [link] = spans.links_of([(("traceparent", SAMPLED), ("baggage", "\u00ff=\u00ff,=,".encode()))])
     assert link.context.is_valid
     assert [record for record in caplog.records if record.name.startswith("opentelemetry")] == []
 
 
-def test_links_of_a_batch_are_limited() -> None:
+def test_links_of_batch_are_limited_to_links_max() -> None:
     sets = [(("traceparent", b"00-%032x-%016x-01" % (7, number)),) for number in range(1, 1000)]
     assert len(spans.links_of(sets)) == spans.LINKS_MAX
 
 
-def test_an_error_is_recorded_and_raised(tmp_path: Path, recorder: Recorder) -> None:
+def test_errors_are_recorded_on_spans_and_raised(tmp_path: Path, recorder: Recorder) -> None:
     publisher = rt.Publisher(tmp_path, "s", publisher_id="feed")
     traced = rt.otel.TracedPublisher(publisher, tracer_provider=recorder.provider)
     with pytest.raises(rt.InvalidHeader):
@@ -221,7 +219,7 @@ def test_an_error_is_recorded_and_raised(tmp_path: Path, recorder: Recorder) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_child_span_lasts_until_the_messages_are_merged(
+def test_merge_span_is_child_of_publish_span_and_ends_after_merge(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, *, is_async: bool
 ) -> None:
     init_ca(tmp_path)
@@ -287,7 +285,7 @@ def collected(reader: InMemoryMetricReader) -> dict[str, list[tuple[str, int]]]:
     }
 
 
-def test_what_clients_count_becomes_metrics(tmp_path: Path) -> None:
+def test_client_counters_are_exported_as_metrics(tmp_path: Path) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     directory = str(tmp_path / "s" / "sessions" / "one")
@@ -342,11 +340,11 @@ with rt.Publisher(sys.argv[1], "s", publisher_id="one") as publisher:
 """
 
 
-def test_a_forked_child_does_not_report_what_its_parent_counts(tmp_path: Path) -> None:
+def test_forked_child_reports_no_metrics_of_its_parent(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKED, tmp_path], check=True, timeout=120)
 
 
-def test_rt_does_not_import_opentelemetry_and_without_it_the_extra_is_named() -> None:
+def test_rt_does_not_import_opentelemetry_and_import_error_names_the_extra() -> None:
     code = (
         "import sys, rt, rt.aio; rt.Publisher, rt.Subscriber; "
         "assert not any(name.startswith('opentelemetry') for name in sys.modules); "

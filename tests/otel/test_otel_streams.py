@@ -55,7 +55,7 @@ def id_of(span: ReadableSpan) -> int:
     return context.span_id
 
 
-def test_a_delivery_links_to_the_publishes_of_its_events_and_is_current_in_the_consumer(
+def test_delivery_span_links_to_publish_spans_and_is_current_in_consumer(
     recorder: Recorder,
 ) -> None:
     current: list[trace.Span] = []
@@ -92,7 +92,7 @@ def test_a_delivery_links_to_the_publishes_of_its_events_and_is_current_in_the_c
     assert all(span.parent is None for span in handled)
 
 
-def test_single_events_and_factories_that_raise_are_traced_too(recorder: Recorder) -> None:
+def test_single_events_and_failing_factories_are_traced(recorder: Recorder) -> None:
     events = list[Any]()
 
     class Single(EventObserver):
@@ -124,7 +124,7 @@ def test_single_events_and_factories_that_raise_are_traced_too(recorder: Recorde
 
 @pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize("topics", [["n/a"], ["n/a", "n/b"]])
-def test_events_of_a_log_have_the_headers_of_their_messages(
+def test_log_events_carry_headers_of_their_messages(
     tmp_path: Path, recorder: Recorder, topics: list[str], is_split: bool
 ) -> None:
     feeds = Feeds(tmp_path, ["a"])
@@ -161,7 +161,7 @@ def test_events_of_a_log_have_the_headers_of_their_messages(
     assert links == {0xB7AD6B7169203331 & ~0xF | number for number in (1, 3)}
 
 
-def test_the_context_of_a_publish_is_in_the_messages_of_a_cluster(tmp_path: Path, recorder: Recorder) -> None:
+def test_cluster_messages_carry_context_of_their_publish_span(tmp_path: Path, recorder: Recorder) -> None:
     async def main() -> None:
         cluster = Cluster("s", str(tmp_path), writer=lambda: rt.Publisher(tmp_path, "s", publisher_id="feed"))
         queues = ClusterQueues({"q": cluster})
@@ -178,6 +178,6 @@ def test_the_context_of_a_publish_is_in_the_messages_of_a_cluster(tmp_path: Path
     assert found[0] == found[1]
 
 
-def test_streams_import_no_tracing() -> None:
+def test_streams_do_not_import_opentelemetry() -> None:
     program = "import sys, rt.streams.provider; sys.exit('opentelemetry' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

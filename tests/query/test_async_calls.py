@@ -1,4 +1,4 @@
-"""`map_async` in an engine: a thread with an event loop, back-pressure, crashes, errors, and the end."""
+"""`map_async` in an engine: order of results, back-pressure, crashes, errors, timeouts and unloading."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def rig(function: Any, count: int, **options: Any) -> Iterator[tuple[Rig, Consum
         made.engine.unload()
 
 
-def test_results_are_emitted_in_the_order_of_the_values() -> None:
+def test_results_are_emitted_in_order_of_values() -> None:
     service = Service()
     with rig(service, 3) as (made, consumer):
         assert made.source.pump() == 3
@@ -154,7 +154,7 @@ def test_results_are_emitted_in_the_order_of_the_values() -> None:
         assert made.engine.calls.open_count == 0
 
 
-def test_unordered_results_are_emitted_as_they_come() -> None:
+def test_unordered_results_are_emitted_in_order_of_completion() -> None:
     service = Service()
     with rig(service, 3, ordered=False) as (made, consumer):
         made.source.pump()
@@ -164,7 +164,7 @@ def test_unordered_results_are_emitted_as_they_come() -> None:
         assert consumer.values == ["answer 2", "answer 0", "answer 1"]
 
 
-def test_a_full_window_of_calls_refuses_the_source() -> None:
+def test_source_is_refused_while_concurrency_limit_is_reached() -> None:
     service = Service()
     with rig(service, 5, concurrency=2) as (made, consumer):
         with pytest.raises(Backlogged, match=r"calls are in flight \(at \['map_async@q#0'\]\)"):
@@ -181,7 +181,7 @@ def test_a_full_window_of_calls_refuses_the_source() -> None:
         assert made.engine.watermarks == {"in": 2}
 
 
-def test_after_a_crash_the_values_in_flight_are_asked_again_and_emitted_once() -> None:
+def test_calls_in_flight_are_repeated_after_crash_and_emitted_once() -> None:
     store, service, consumer = MemoryStore(), Service(), Consumer()
     first = Rig(store, service, consumer, 4)
     first.source.pump()
@@ -204,7 +204,7 @@ def test_after_a_crash_the_values_in_flight_are_asked_again_and_emitted_once() -
     assert again.calls == [1, 3]  # The checkpoint held the result of 2, which waited for that of 1.
 
 
-def test_an_error_of_the_function_ends_the_query_in_its_turn() -> None:
+def test_function_error_ends_query_after_results_of_earlier_values() -> None:
     service = Service()
     with rig(service, 3) as (made, consumer):
         made.source.pump()
@@ -224,7 +224,7 @@ def test_an_error_of_the_function_ends_the_query_in_its_turn() -> None:
     ("make", "text"),
     [(lambda value: value, "must return an awaitable"), (sys.exit, "SystemExit(0)")],
 )
-def test_a_function_that_is_wrong_or_exits_ends_only_its_query(make: Any, text: str) -> None:
+def test_function_without_awaitable_or_with_exit_ends_only_its_query(make: Any, text: str) -> None:
     with rig(make, 1) as (made, _):
         made.source.pump()
         assert made.engine.calls.wait(WAIT_S)
@@ -233,7 +233,7 @@ def test_a_function_that_is_wrong_or_exits_ends_only_its_query(make: Any, text: 
         made.engine.start("next", "asked", sink="out")
 
 
-def test_a_call_that_takes_too_long_is_cancelled() -> None:
+def test_call_over_timeout_is_cancelled_and_ends_query() -> None:
     service = Service()
     with rig(service, 1, timeout=0.001) as (made, _):
         made.source.pump()
@@ -243,7 +243,7 @@ def test_a_call_that_takes_too_long_is_cancelled() -> None:
         assert service.cancelled.result(WAIT_S) == 0
 
 
-def test_stopping_a_query_cancels_its_calls_and_accepts_values_again() -> None:
+def test_query_stop_cancels_its_calls_and_unblocks_source() -> None:
     service = Service()
     with rig(service, 2, concurrency=1) as (made, _):
         with pytest.raises(Backlogged):
@@ -255,7 +255,7 @@ def test_stopping_a_query_cancels_its_calls_and_accepts_values_again() -> None:
         assert made.engine.calls.open_count == 0
 
 
-def test_unload_ends_the_thread_also_with_calls_in_flight() -> None:
+def test_unload_ends_call_thread_with_calls_in_flight() -> None:
     def calling() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "rt-query-calls"}
 
@@ -266,7 +266,7 @@ def test_unload_ends_the_thread_also_with_calls_in_flight() -> None:
     assert not thread.is_alive()
 
 
-def test_a_finished_call_wakes_the_runner() -> None:
+def test_finished_call_wakes_runner() -> None:
     async def soon(value: int) -> str:
         await asyncio.sleep(0.001)
         return f"answer {value}"
@@ -277,7 +277,7 @@ def test_a_finished_call_wakes_the_runner() -> None:
         assert consumer.values == [f"answer {value}" for value in range(6)]
 
 
-def test_in_virtual_time_a_call_can_be_late() -> None:
+def test_late_call_times_out_in_virtual_time() -> None:
     async def slow(value: int) -> int:
         await until(value)
         return value
@@ -289,7 +289,7 @@ def test_in_virtual_time_a_call_can_be_late() -> None:
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_in_virtual_time_a_late_call_may_await_or_raise_when_it_ends(raises: bool) -> None:
+def test_late_call_may_await_or_raise_when_cancelled_in_virtual_time(raises: bool) -> None:
     ended: list[int] = []
 
     async def slow(value: int) -> None:
@@ -305,7 +305,7 @@ def test_in_virtual_time_a_late_call_may_await_or_raise_when_it_ends(raises: boo
     assert (late.at_s, type(late.value), ended) == (2.0, Timeout, [1])
 
 
-def test_a_value_whose_call_failed_is_a_dead_letter_and_the_others_come_in_order() -> None:
+def test_failed_call_is_dead_letter_and_other_results_stay_in_order() -> None:
     service = Service()
     with rig(service, 3, on_error="skip") as (made, consumer):
         made.source.pump()
@@ -318,7 +318,7 @@ def test_a_value_whose_call_failed_is_a_dead_letter_and_the_others_come_in_order
         assert (letter.operator, letter.value, letter.error) == ("map_async", "1", "ConnectionError: away")
 
 
-def test_the_policy_retry_calls_the_function_again() -> None:
+def test_retry_policy_calls_function_again() -> None:
     calls = []
 
     async def flaky(value: int) -> int:
@@ -334,7 +334,7 @@ def test_the_policy_retry_calls_the_function_again() -> None:
         assert calls == [0, 0, 0]
 
 
-def test_results_that_wait_do_not_stop_the_first_call_if_the_concurrency_was_lowered() -> None:
+def test_waiting_results_do_not_block_first_call_after_concurrency_is_lowered() -> None:
     store, service, consumer = MemoryStore(), Service(), Consumer()
     first = Rig(store, service, consumer, 4, concurrency=4)
     first.source.pump()
@@ -355,7 +355,7 @@ def test_results_that_wait_do_not_stop_the_first_call_if_the_concurrency_was_low
 
 
 @pytest.mark.parametrize("on_error", ["skip", "stop-engine"])
-def test_after_the_end_a_call_that_failed_is_of_no_importance(on_error: str) -> None:
+def test_failed_call_after_query_end_is_ignored(on_error: str) -> None:
     service, consumer = Service(), Consumer()
     made = Rig(MemoryStore(), service, consumer, 2, on_error=on_error, after=[ops.take(1)])
     made.source.pump()

@@ -1,4 +1,4 @@
-"""What happens when a query raises an error for a value: the policies, dead letters, ids used again."""
+"""Error policies of a query: skip, retry, stop, stop-engine; its dead letters; query ids used again."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Process:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_malformed_message_is_left_out_and_the_query_continues(name: str) -> None:
+def test_malformed_message_is_skipped_and_query_continues(name: str) -> None:
     process = Process()
     process.engine.start("q", name.replace(" ", "-"), sink="out")
     process.feed(10)
@@ -240,7 +240,7 @@ def indexed(name: str) -> Observable[Any]:
 
 
 @pytest.mark.parametrize("name", ["map_indexed", "filter_indexed", "skip_while_indexed", "flat_map_indexed"])
-def test_a_value_that_is_left_out_uses_an_index(name: str) -> None:
+def test_skipped_value_consumes_an_index(name: str) -> None:
     process = Process()
     calls.clear()
     process.engine.start("q", "indexed", {"name": name})
@@ -248,7 +248,7 @@ def test_a_value_that_is_left_out_uses_an_index(name: str) -> None:
     assert calls == list(range(6))
 
 
-def test_one_malformed_message_ends_none_of_a_thousand_queries() -> None:
+def test_malformed_message_ends_none_of_1000_queries() -> None:
     process = Process()
     process.engine.start_many(Start(f"q{at}", "map") for at in range(1000))
     process.feed(5)
@@ -257,7 +257,7 @@ def test_one_malformed_message_ends_none_of_a_thousand_queries() -> None:
     assert [each.query for each in process.engine.dead_letters] == [f"q{at}" for at in range(900, 1000)]
 
 
-def test_a_letter_says_which_query_operator_source_and_value() -> None:
+def test_dead_letter_has_query_operator_source_and_value() -> None:
     process = Process()
     process.engine.start("q", "operator", sink="out")
     process.feed(8)
@@ -272,7 +272,7 @@ def test_a_letter_says_which_query_operator_source_and_value() -> None:
     assert process.dead() == [value.row(), timer.row()]
 
 
-def test_the_last_letters_stay_in_the_store_and_all_are_counted() -> None:
+def test_store_keeps_last_dead_letters_and_output_gets_all() -> None:
     process = Process()
     process.engine.start("q", "map")
     process.feed(10 * KEPT + 100)
@@ -282,7 +282,7 @@ def test_the_last_letters_stay_in_the_store_and_all_are_counted() -> None:
     assert len(process.dead()) == KEPT + 10
 
 
-def test_letters_are_exact_over_crashes_failed_commits_stops_and_restarts() -> None:
+def test_dead_letters_are_exact_after_crashes_failed_commits_and_restarts() -> None:
     for seed in range(10):
         draw, process = random.Random(seed), Process()
         expected = []
@@ -316,7 +316,7 @@ def test_letters_are_exact_over_crashes_failed_commits_stops_and_restarts() -> N
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_crashes_change_neither_results_nor_letters(name: str) -> None:
+def test_crashes_change_neither_results_nor_dead_letters(name: str) -> None:
     plain, crashed = Process(), Process()
     for process in (plain, crashed):
         process.engine.start("q", name.replace(" ", "-"), sink="out")
@@ -332,7 +332,7 @@ def test_crashes_change_neither_results_nor_letters(name: str) -> None:
     assert crashed.engine.dead_letters == plain.engine.dead_letters
 
 
-def test_without_an_output_letters_are_counted_and_the_last_are_shown() -> None:
+def test_dead_letters_are_listed_by_engine_without_output() -> None:
     store = MemoryStore()
     engine = QueryEngine(store, factories)
     source = Numbers(-1)
@@ -343,7 +343,7 @@ def test_without_an_output_letters_are_counted_and_the_last_are_shown() -> None:
     assert [each.sequence_id for each in engine.dead_letters] == [3, 13, 23, 33]
 
 
-def test_a_full_output_of_letters_refuses_the_sources() -> None:
+def test_full_dead_letter_output_refuses_sources() -> None:
     engine = QueryEngine(MemoryStore(), factories)
     source = Numbers(-1)
     engine.add_source("numbers", source)
@@ -356,7 +356,7 @@ def test_a_full_output_of_letters_refuses_the_sources() -> None:
     assert engine.is_backlogged
 
 
-def test_a_letter_that_cannot_be_kept_ends_the_query() -> None:
+def test_unstorable_dead_letter_ends_query() -> None:
     engine = QueryEngine(MemoryStore(), factories)
     source = Numbers(-1)
     engine.add_source("numbers", source)
@@ -370,7 +370,7 @@ def test_a_letter_that_cannot_be_kept_ends_the_query() -> None:
 # The other policies
 
 
-def test_stop_ends_the_query_with_the_error() -> None:
+def test_stop_policy_ends_query_with_the_error() -> None:
     process = Process()
     process.engine.start("q", "map", sink="out", on_error="stop")
     process.feed(5)
@@ -380,7 +380,7 @@ def test_stop_ends_the_query_with_the_error() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_stop_ends_every_operator(name: str) -> None:
+def test_stop_policy_ends_query_for_every_operator(name: str) -> None:
     process = Process()
     process.engine.start("q", name.replace(" ", "-"), on_error="stop")
     process.feed(10)
@@ -388,7 +388,7 @@ def test_stop_ends_every_operator(name: str) -> None:
     assert process.engine.dead_letters == []
 
 
-def test_retry_calls_the_function_again_and_then_skips() -> None:
+def test_retry_policy_calls_function_again_then_skips_value() -> None:
     calls.clear()
     to_fail[:] = [1, 1, 3, 3, 3, 3]
     process = Process()
@@ -399,7 +399,7 @@ def test_retry_calls_the_function_again_and_then_skips() -> None:
     assert [each.error for each in process.engine.dead_letters] == ["ConnectionError: 3"]
 
 
-def test_retry_can_stop_the_query() -> None:
+def test_retry_policy_can_end_query_after_last_retry() -> None:
     to_fail[:] = [1, 1]
     process = Process()
     process.engine.start("q", "flaky", sink="out", on_error=ErrorPolicy("stop", retries=1))
@@ -408,7 +408,7 @@ def test_retry_can_stop_the_query() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_stop_engine_does_not_accept_the_value(name: str) -> None:
+def test_stop_engine_policy_does_not_accept_the_value(name: str) -> None:
     process = Process()
     process.engine.start("q", name.replace(" ", "-"), sink="out", on_error="stop-engine")
     with pytest.raises(EngineStopped, match="no 3") as raised:
@@ -421,7 +421,7 @@ def test_stop_engine_does_not_accept_the_value(name: str) -> None:
         process.engine.checkpoint()
 
 
-def test_after_stop_engine_the_next_process_reads_the_value_again() -> None:
+def test_next_process_reads_value_again_after_stop_engine() -> None:
     to_fail[:] = [3]
     process = Process()
     process.engine.start("q", "flaky", sink="out", on_error="stop-engine")
@@ -435,7 +435,7 @@ def test_after_stop_engine_the_next_process_reads_the_value_again() -> None:
     assert process.engine.queries == {"q": None}
 
 
-def test_a_timer_can_stop_the_engine() -> None:
+def test_timer_error_can_stop_engine() -> None:
     engine = QueryEngine(MemoryStore(), factories, on_error="stop-engine")
     source = Numbers(4)
     engine.add_source("numbers", source, begin=5)
@@ -449,7 +449,7 @@ def test_a_timer_can_stop_the_engine() -> None:
 # Which errors the policy decides about
 
 
-def test_an_operator_that_handles_errors_gets_them_in_any_policy() -> None:
+def test_error_handling_operator_receives_errors_under_any_policy() -> None:
     for policy in ("skip", "stop", "stop-engine"):
         process = Process()
         process.engine.start("q", "caught", sink="out", on_error=policy)  # type: ignore[arg-type]
@@ -459,7 +459,7 @@ def test_an_operator_that_handles_errors_gets_them_in_any_policy() -> None:
         assert process.engine.dead_letters == []
 
 
-def test_when_retry_gives_up_the_policy_decides() -> None:
+def test_policy_applies_when_retry_operator_gives_up() -> None:
     process = Process()
     process.engine.start("q", "retried", {"times": 2}, sink="out")
     process.feed(30)
@@ -468,7 +468,7 @@ def test_when_retry_gives_up_the_policy_decides() -> None:
     assert process.results() == [v for v in range(30) if v % 10 != 3]
 
 
-def test_the_operators_before_continue_and_count_the_value() -> None:
+def test_upstream_take_counts_skipped_value_and_completes() -> None:
     process = Process()
     process.engine.start("q", "last-of-two", sink="out")
     process.feed(6)
@@ -476,7 +476,7 @@ def test_the_operators_before_continue_and_count_the_value() -> None:
     assert process.engine.queries == {"q": ""}
 
 
-def test_values_that_wait_are_left_out_too() -> None:
+def test_waiting_value_is_skipped_if_its_inner_subscription_fails() -> None:
     process = Process()
     process.engine.start("q", "waiting", sink="out")
     process.feed(60)
@@ -484,7 +484,7 @@ def test_values_that_wait_are_left_out_too() -> None:
     assert process.engine.queries == {"q": ""}
 
 
-def test_errors_that_are_the_streams_own_end_the_query() -> None:
+def test_errors_of_stream_itself_end_query_without_dead_letter() -> None:
     for factory, error in (
         ("thrown", "ValueError: mine"),
         ("ends", "LookupError: end"),
@@ -497,7 +497,7 @@ def test_errors_that_are_the_streams_own_end_the_query() -> None:
         assert process.engine.dead_letters == []
 
 
-def test_the_policy_is_that_of_the_start_the_definition_or_the_engine() -> None:
+def test_policy_of_start_overrides_definition_and_definition_overrides_engine() -> None:
     store = MemoryStore()
     engine = QueryEngine(store, factories, on_error="stop")
     source = Numbers(-1)
@@ -517,7 +517,7 @@ def test_the_policy_is_that_of_the_start_the_definition_or_the_engine() -> None:
     assert engine.queries == {"default": "ValueError: no 3", "defined": None, "own": "ValueError: no 3"}
 
 
-def test_a_policy_is_checked() -> None:
+def test_invalid_error_policy_is_rejected() -> None:
     with pytest.raises(InvalidOption, match="on_error must be one of skip, stop, stop-engine"):
         ErrorPolicy.of("ignore")  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="retries"):
@@ -537,7 +537,7 @@ def test_a_policy_is_checked() -> None:
 
 @pytest.mark.parametrize("sink", ["out", None])
 @pytest.mark.parametrize("is_stored", [True, False])
-def test_the_id_of_a_query_that_ended_can_be_started_again(sink: str | None, is_stored: bool) -> None:
+def test_id_of_ended_query_can_be_started_again(sink: str | None, is_stored: bool) -> None:
     process = Process()
     process.engine.start("q", "map", sink=sink, on_error="stop")
     process.feed(5)
@@ -553,7 +553,7 @@ def test_the_id_of_a_query_that_ended_can_be_started_again(sink: str | None, is_
     assert after.results() == ([] if sink is None else [0, 1, 2, 5, 6, 7])
 
 
-def test_a_query_that_runs_is_not_replaced() -> None:
+def test_start_with_id_of_running_query_raises_query_exists() -> None:
     process = Process()
     process.engine.start("q", "map")
     with pytest.raises(QueryExists):
@@ -563,7 +563,7 @@ def test_a_query_that_runs_is_not_replaced() -> None:
     assert process.engine.queries == {"q": None}
 
 
-def test_a_failed_restart_leaves_no_query() -> None:
+def test_failed_restart_leaves_no_query() -> None:
     process = Process()
     process.engine.start("q", "map", sink="out", on_error="stop")
     process.feed(5)
@@ -581,7 +581,7 @@ def test_a_failed_restart_leaves_no_query() -> None:
 # Texts
 
 
-def test_a_shown_value_is_bounded() -> None:
+def test_shown_value_has_bounded_length() -> None:
     from rt.log.scan.message_batch import Message
 
     message = Message(7, 1, "s", 0, 3, "clicks", b"x" * 10**6)
@@ -595,7 +595,7 @@ class Unshown:
         raise RuntimeError("no")
 
 
-def test_a_value_without_a_repr_has_a_text() -> None:
+def test_shown_value_has_text_if_repr_fails() -> None:
     assert "Unshown" in shown(Unshown())
     assert shown("\udcff").encode()
 
@@ -604,7 +604,7 @@ PASS_ON = {"amb", "do_action", "share", "start_with"}
 """Operators that do something at an error, and then fail with it."""
 
 
-def test_an_operator_with_code_for_errors_says_whether_it_handles_them() -> None:
+def test_operators_with_error_handlers_override_handles_errors() -> None:
     """Otherwise the error policy of the query would take the errors that are for it."""
     for module in pkgutil.walk_packages(rt.query.operators.__path__, "rt.query.operators."):
         importlib.import_module(module.name)

@@ -1,4 +1,4 @@
-"""The event time of an engine: watermarks, idle sources, late values, bounds on jumps of the clock."""
+"""Event time of an engine: watermarks, idle sources, late values and limits on jumps of the clock."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def send_all(run: TimedRun, names: str) -> list[bool]:
     return [run.send(name) for name in names]
 
 
-def test_values_that_are_not_too_far_out_of_order_belong_to_their_windows() -> None:
+def test_values_within_out_of_orderness_bound_reach_their_windows() -> None:
     run = TimedRun(counts(A), {"a": values(12, 3, 25, 17, 15, 40)}, {"a": {"max_out_of_orderness_s": 10}})
     assert run.finish() == [[0, 1], [10, 3], [20, 1], [40, 1]]
     assert run.engine.event_time.sources["a"].late == 0
     assert run.late.values == []
 
 
-def test_late_values_are_counted_and_sent_to_the_late_output() -> None:
+def test_late_values_are_counted_and_sent_to_late_output() -> None:
     run = TimedRun(counts(A, late="late"), {"a": values(1, 12, 3, 25)})
     assert run.finish(crashes=True) == [[0, 1], [10, 1], [20, 1]]
     assert run.late.values == [
@@ -73,7 +73,7 @@ def test_late_values_are_counted_and_sent_to_the_late_output() -> None:
     assert run.engine.event_time.sources["a"].late == 1
 
 
-def test_the_counters_of_late_values_survive_a_crash() -> None:
+def test_late_value_counters_survive_crash() -> None:
     run = TimedRun(counts(A), {"a": values(1, 12, 3, 4)})
     send_all(run, "aaaa")
     run.commit()
@@ -88,14 +88,14 @@ def test_the_counters_of_late_values_survive_a_crash() -> None:
     assert run.engine.event_time.late_values == {}
 
 
-def test_a_late_value_without_a_late_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_late_value_without_late_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     run = TimedRun(counts(A), {"a": values(1, 12, 3)})
     send_all(run, "aaa")
     lines = [each.getMessage() for each in caplog.records if each.getMessage().startswith("value_late")]
     assert lines == ["value_late query=query operator=tumbling_window late_ms=9000 output=None total=1"]
 
 
-def test_the_clock_is_the_least_watermark() -> None:
+def test_clock_follows_lowest_watermark() -> None:
     run = TimedRun(counts(A.pipe(ops.merge(B))), {"a": values(5, 30, 60), "b": values(2, 20, 70)})
     assert not run.send("a")  # The time starts with the first values of both.
     assert run.send("b")
@@ -106,14 +106,14 @@ def test_the_clock_is_the_least_watermark() -> None:
     assert now_s(run) == 60
 
 
-def test_a_refused_first_value_names_the_sources_that_are_missing() -> None:
+def test_refused_first_value_reports_missing_sources() -> None:
     run = TimedRun(A, {"a": values(5), "b": values(2)})
     with pytest.raises(Backlogged, match=r"\['b'\].*idle_s"):
         run.sources["a"].observer.on_next(0, (5.0, 0))
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_the_time_starts_at_the_same_value_whichever_source_is_first(order: str) -> None:
+def test_clock_starts_at_lowest_first_value_in_any_source_order(order: str) -> None:
     starts: list[int] = []
 
     class Started(Operator[Any, Any]):
@@ -131,7 +131,7 @@ def test_the_time_starts_at_the_same_value_whichever_source_is_first(order: str)
     assert starts == [2 * SECOND]
 
 
-def test_a_source_that_ended_does_not_hold_the_clock() -> None:
+def test_ended_source_does_not_hold_clock() -> None:
     run = TimedRun(counts(A.pipe(ops.merge(B))), {"a": values(5, 30, 60), "b": values(2)})
     assert send_all(run, "abaaa") == [False, True, True, True, True]
     assert now_s(run) == 2
@@ -140,7 +140,7 @@ def test_a_source_that_ended_does_not_hold_the_clock() -> None:
     assert now_s(run) == 60
 
 
-def test_an_idle_source_does_not_hold_the_clock_until_it_sends_again() -> None:
+def test_idle_source_does_not_hold_clock_until_it_sends_again() -> None:
     options = {"b": {"idle_s": 10}}
     query = counts(A.pipe(ops.merge(B)), late="late")
     run = TimedRun(query, {"a": values(5, 30, 60, 90), "b": values(2, 20, 75)}, options)
@@ -160,7 +160,7 @@ def test_an_idle_source_does_not_hold_the_clock_until_it_sends_again() -> None:
     assert [each["value"] for each in run.late.values] == [(20.0, 1)]
 
 
-def test_the_time_starts_without_an_idle_source() -> None:
+def test_clock_starts_without_idle_source() -> None:
     run = TimedRun(counts(A), {"a": values(5, 30), "b": values(2)}, {"b": {"idle_s": 1}, "a": {"idle_s": 1}})
     assert not run.send("a")
     run.engine.event_time.check_idle(50.0)
@@ -171,7 +171,7 @@ def test_the_time_starts_without_an_idle_source() -> None:
     assert now_s(run) == 5
 
 
-def test_a_source_is_not_idle_while_an_output_is_full() -> None:
+def test_source_is_not_idle_while_output_is_full() -> None:
     engine = QueryEngine(MemoryStore(), Factories(), VirtualScheduler())
     output = engine.add_sink("out", limit=1)
     source = TimedSource(values(1, 2))
@@ -185,7 +185,7 @@ def test_a_source_is_not_idle_while_an_output_is_full() -> None:
     engine.unload()
 
 
-def test_if_all_sources_are_idle_the_greatest_watermark_counts() -> None:
+def test_clock_uses_highest_watermark_if_all_sources_are_idle() -> None:
     options = {"a": {"idle_s": 1}, "b": {"idle_s": 1}}
     run = TimedRun(counts(A.pipe(ops.merge(B))), {"a": values(5, 30), "b": values(2, 20)}, options)
     send_all(run, "baab")
@@ -195,7 +195,7 @@ def test_if_all_sources_are_idle_the_greatest_watermark_counts() -> None:
     assert now_s(run) == 30
 
 
-def test_one_timestamp_in_the_future_goes_to_the_late_output_and_leaves_the_clock() -> None:
+def test_value_beyond_max_jump_is_sent_to_late_output_without_moving_clock() -> None:
     month = 30 * 86_400.0
     times = values(1, month, 2, 12, 2 * month, 25)
     run = TimedRun(counts(A), {"a": times}, {"a": {"max_jump_s": 3600, "late": "late"}})
@@ -208,7 +208,7 @@ def test_one_timestamp_in_the_future_goes_to_the_late_output_and_leaves_the_cloc
     assert now_s(run) == 25
 
 
-def test_without_a_late_output_a_jump_of_the_clock_is_refused() -> None:
+def test_value_beyond_max_jump_raises_clock_jump_without_late_output() -> None:
     run = TimedRun(counts(A), {"a": values(1, 5000, 6000)}, {"a": {"max_jump_s": 3600}})
     run.send("a")
     for _ in range(2):  # It is not accepted, and refused again.
@@ -218,7 +218,7 @@ def test_without_a_late_output_a_jump_of_the_clock_is_refused() -> None:
     assert now_s(run) == 1
 
 
-def test_a_late_output_must_exist() -> None:
+def test_missing_late_output_is_rejected() -> None:
     with pytest.raises(NoSuchQuery, match=r"sink.*'no'"):
         TimedRun(A, {"a": values(1)}, {"a": {"max_jump_s": 1, "late": "no"}})
     with pytest.raises(NoSuchQuery, match=r"sink.*'no'"):
@@ -226,7 +226,7 @@ def test_a_late_output_must_exist() -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_out_of_orderness_s": 1}, {"idle_s": 1}, {"max_jump_s": 1}])
-def test_options_of_event_time_need_the_time_of_a_value(options: dict[str, Any]) -> None:
+def test_event_time_options_require_time_of(options: dict[str, Any]) -> None:
     engine = QueryEngine(MemoryStore(), Factories())
     with pytest.raises(InvalidOption, match="time_of"):
         engine.add_source("a", TimedSource([]), **options)
@@ -234,12 +234,12 @@ def test_options_of_event_time_need_the_time_of_a_value(options: dict[str, Any])
 
 
 @pytest.mark.parametrize("options", [{"idle_s": 0}, {"max_jump_s": -1}, {"late": "late"}])
-def test_wrong_options_of_event_time_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_event_time_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         TimedRun(A, {"a": []}, {"a": options})
 
 
-def test_operators_see_the_time_of_each_value_and_of_each_timer() -> None:
+def test_operators_see_event_time_of_each_value_and_timer() -> None:
     seen: list[Any] = []
 
     class Seen(Operator[Any, Any]):
@@ -278,7 +278,7 @@ def runner_of(run: TimedRun, names: Sequence[str], clock: list[float]) -> tuple[
     return EngineRunner(run.engine, pumped, clock=lambda: clock[0]), pumped
 
 
-def test_the_runner_finds_idle_sources() -> None:
+def test_runner_detects_idle_sources() -> None:
     run = TimedRun(counts(A.pipe(ops.merge(B))), {"a": values(5, 30), "b": []}, {"b": {"idle_s": 60}})
     clock = [0.0]
     runner, _ = runner_of(run, "ab", clock)
@@ -290,7 +290,7 @@ def test_the_runner_finds_idle_sources() -> None:
     assert run.out.values == [[0, 1]]
 
 
-def test_the_runner_waits_for_a_source_whose_values_are_accepted() -> None:
+def test_runner_waits_on_missing_source_while_other_source_is_refused() -> None:
     run = TimedRun(A, {"a": values(5), "b": []})
     runner, (_, b) = runner_of(run, "ab", [0.0])
     runner.run_once(timeout=0.5)
@@ -312,12 +312,12 @@ class Many(Operator[Any, Any]):
         self.emit(int(key))
 
 
-def test_many_timers_on_the_way_of_the_clock_fire_before_the_value_that_waits_for_them() -> None:
+def test_many_timers_fire_before_value_advancing_the_clock() -> None:
     run = TimedRun(A.pipe(applied(Many)), {"a": values(1, 5000, 4000)}, {"a": {"max_out_of_orderness_s": 1}})
     assert run.finish() == [["value", 0], *range(3000), ["value", 4999], ["value", 4999]]
 
 
-def test_a_crash_while_the_clock_is_on_its_way_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_while_clock_advances_changes_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
     run = TimedRun(A.pipe(applied(Many)), {"a": values(1, 5000, 4000)}, {"a": {"max_out_of_orderness_s": 1}})
 
     class Crash(Exception):
@@ -337,13 +337,13 @@ def test_a_crash_while_the_clock_is_on_its_way_changes_nothing(monkeypatch: pyte
     assert run.finish() == [["value", 0], *range(3000), ["value", 4999], ["value", 4999]]
 
 
-def test_the_late_output_of_a_source_cannot_be_dropped() -> None:
+def test_late_output_of_source_cannot_be_dropped() -> None:
     run = TimedRun(A, {"a": values(1)}, {"a": {"max_jump_s": 1, "late": "late"}})
     with pytest.raises(WrongState, match="late"):
         run.engine.drop_sink("late")
 
 
-def test_the_late_output_of_an_operator_cannot_be_dropped_while_its_query_runs() -> None:
+def test_late_output_of_operator_cannot_be_dropped_while_query_runs() -> None:
     windows = ops.tumbling_window(1, ops.Fold.count(), late="late")
     run = TimedRun(A.pipe(windows), {"a": values(1)}, {})
     with pytest.raises(WrongState, match="late"):
@@ -362,7 +362,7 @@ class Stamped(Operator[Any, Any]):
         self.emit(self.event_ns // SECOND)
 
 
-def test_what_is_emitted_at_the_end_of_a_source_has_the_time_of_the_clock() -> None:
+def test_values_emitted_at_source_end_have_clock_time() -> None:
     events = [MarbleEvent(10, "next", "a", time_s=3), MarbleEvent(20, "completed")]
     stamps = A.pipe(ops.merge(A.pipe(ops.count())), applied(Stamped))
     assert [each.value for each in check_laws(stamps, {"a": events}) if each.kind == "next"] == [3, 20]

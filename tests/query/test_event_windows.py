@@ -1,4 +1,4 @@
-"""Windows and joins in event time: as their plain definitions, for any order of arrival, with crashes."""
+"""Windows and joins in event time match plain definitions in any arrival order, with crashes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run(
 
 @settings(deadline=None, max_examples=60)
 @given(DISORDERED, DISORDERED, ORDERS, st.booleans(), st.sampled_from([(10, 10, 0), (7, 7, 3), (6, 2, 1)]))
-def test_windows_are_those_of_their_definition_in_any_order_of_arrival(
+def test_sliding_windows_match_definition_in_any_arrival_order(
     a: list[Timed], b: list[Timed], order: list[str], crashes: bool, size: tuple[int, int, int]
 ) -> None:
     span, step, offset = size
@@ -108,7 +108,7 @@ def test_windows_are_those_of_their_definition_in_any_order_of_arrival(
 
 @settings(deadline=None, max_examples=60)
 @given(DISORDERED, DISORDERED, ORDERS, st.booleans(), st.sampled_from([1, 3, 9]))
-def test_sessions_are_those_of_their_definition_in_any_order_of_arrival(
+def test_session_windows_match_definition_in_any_arrival_order(
     a: list[Timed], b: list[Timed], order: list[str], crashes: bool, gap: int
 ) -> None:
     query = BOTH.pipe(ops.session_window(gap, FOLD, key_mapper=key))
@@ -117,7 +117,7 @@ def test_sessions_are_those_of_their_definition_in_any_order_of_arrival(
 
 @settings(deadline=None, max_examples=60)
 @given(TIMES, TIMES, ORDERS, st.booleans(), st.sampled_from(["matched", "left", "right", "all"]))
-def test_an_interval_join_has_the_pairs_of_its_definition_in_any_order_of_arrival(
+def test_interval_join_matches_definition_in_any_arrival_order(
     a: list[Timed], b: list[Timed], order: list[str], crashes: bool, keep: Any
 ) -> None:
     join = ops.interval_join(Source("b"), left_key=key, right_key=key, before=4, after=2, keep=keep)
@@ -138,7 +138,7 @@ def test_an_interval_join_has_the_pairs_of_its_definition_in_any_order_of_arriva
 
 @settings(deadline=None, max_examples=60)
 @given(TIMES, TIMES, ORDERS, st.booleans(), st.sampled_from([None, 5]))
-def test_a_temporal_join_has_the_row_that_was_valid_at_the_time_of_the_value(
+def test_temporal_join_returns_row_valid_at_time_of_value(
     a: list[Timed], b: list[Timed], order: list[str], crashes: bool, ttl: Any
 ) -> None:
     join = ops.temporal_join(
@@ -161,7 +161,7 @@ def test_a_temporal_join_has_the_row_that_was_valid_at_the_time_of_the_value(
 
 @settings(deadline=None, max_examples=40)
 @given(TIMES, TIMES, ORDERS, st.booleans())
-def test_values_of_two_sources_come_in_the_order_of_their_times(
+def test_in_time_order_emits_values_of_two_sources_by_time(
     a: list[Timed], b: list[Timed], order: list[str], crashes: bool
 ) -> None:
     query = Source("a").pipe(ops.in_time_order(Source("b")))
@@ -171,7 +171,7 @@ def test_values_of_two_sources_come_in_the_order_of_their_times(
 
 @settings(deadline=None, max_examples=40)
 @given(DISORDERED, DISORDERED, ORDERS, st.booleans())
-def test_windows_over_windows_lose_nothing(
+def test_windows_over_windows_lose_no_values(
     a: list[Timed], b: list[Timed], order: list[str], crashes: bool
 ) -> None:
     inner = ops.tumbling_window(4, ops.Fold.count(), key_mapper=key)
@@ -203,13 +203,13 @@ def revisions(query: Observable[Any], *events: MarbleEvent) -> list[Any]:
     ]
 
 
-def test_a_late_value_within_the_allowed_lateness_emits_the_window_again() -> None:
+def test_late_value_within_allowed_lateness_emits_window_again() -> None:
     query = Source("in").pipe(ops.tumbling_window(10, ops.Fold.to_list(), allowed_lateness=5))
     found = revisions(query, event(3, 3, "a"), event(12, 8, "b"), event(14.5, 9, "c"), event(15, 9, "late"))
     assert found == [(10, 0, 10, 0, ["a"]), (12, 0, 10, 1, ["a", "b"]), (14.5, 0, 10, 2, ["a", "b", "c"])]
 
 
-def test_a_late_value_that_is_the_first_of_its_window_emits_it_at_once() -> None:
+def test_late_first_value_of_window_emits_it_at_once() -> None:
     query = Source("in").pipe(ops.tumbling_window(10, ops.Fold.to_list(), allowed_lateness=5))
     assert revisions(query, event(12, 8, "a"), event(13, 9, "b")) == [
         (12, 0, 10, 0, ["a"]),
@@ -217,7 +217,7 @@ def test_a_late_value_that_is_the_first_of_its_window_emits_it_at_once() -> None
     ]
 
 
-def test_a_late_value_continues_a_session_that_was_emitted() -> None:
+def test_late_value_continues_emitted_session() -> None:
     query = Source("in").pipe(ops.session_window(10, ops.Fold.to_list(), allowed_lateness=20))
     found = revisions(
         query,
@@ -235,13 +235,13 @@ def test_a_late_value_continues_a_session_that_was_emitted() -> None:
     ]
 
 
-def test_a_value_between_two_sessions_joins_them() -> None:
+def test_value_between_two_sessions_merges_them() -> None:
     query = Source("in").pipe(ops.session_window(10, ops.Fold.to_list()))
     found = revisions(query, event(1, 15, "b"), event(2, 0, "a"), event(3, 7, "c"))
     assert found == [(25, 0, 25, 0, ["a", "b", "c"])]
 
 
-def test_results_of_equal_ends_are_sorted_by_keys_of_any_type() -> None:
+def test_results_of_windows_with_equal_end_are_sorted_by_keys_of_any_type() -> None:
     keys = ["b", 2, (1, "a"), None, "a", 10, b"x", True, 1.5, float("nan"), frozenset({1})]
     query = Source("in").pipe(ops.tumbling_window(10, ops.Fold.count(), key_mapper=lambda each: each))
     forward = results(query, *(event(1, 1, each) for each in keys))
@@ -252,7 +252,7 @@ def test_results_of_equal_ends_are_sorted_by_keys_of_any_type() -> None:
     assert [each for each in found if type(each) in {int, float}][1:] == [1.5, 2, 10]
 
 
-def test_a_checkpoint_writes_only_the_windows_that_changed() -> None:
+def test_checkpoint_writes_only_changed_windows() -> None:
     query = Source("in").pipe(ops.tumbling_window(5000, ops.Fold.count(), key_mapper=lambda each: each))
     events = [event(1, 1, str(number)) for number in range(200)]
     assert rows_written(query, {"in": [*events, event(2, 2, "7")]}, last=1) <= 2
@@ -286,14 +286,14 @@ IN = Source("in")
     ],
     ids=["sliding", "session", "interval_join", "temporal_join", "in_time_order"],
 )
-def test_late_values_are_the_same_with_saves_and_crashes(
+def test_late_values_are_same_with_saves_and_crashes(
     query: Observable[Any], first: list[MarbleEvent], second: list[MarbleEvent]
 ) -> None:
     end = MarbleEvent(40, "completed")
     check_laws(query, {"in": [*first, end], "b": [*second, end]}, sinks=["late"])
 
 
-def test_a_value_reads_only_the_sessions_near_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_reads_only_sessions_near_it(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [(float(second), [second, second]) for second in range(0, 600, 2)]
     query = IN.pipe(ops.session_window(1, ops.Fold.count()))
     run = TimedRun(query, {"in": [*many, (299.5, [])]}, {"in": {"max_out_of_orderness_s": 10_000}})
@@ -311,12 +311,12 @@ def test_a_value_reads_only_the_sessions_near_it(monkeypatch: pytest.MonkeyPatch
     assert len(read) < 5
 
 
-def test_a_session_needs_a_fold_that_can_join() -> None:
+def test_session_window_requires_fold_with_merge() -> None:
     with pytest.raises(InvalidOption, match="merge"):
         ops.session_window(1, ops.Fold(int, max))
 
 
-def test_windows_without_times_of_values_follow_the_system_clock() -> None:
+def test_windows_without_time_of_follow_system_clock() -> None:
     now = [100 * SECOND]
     factories = Factories()
     factories.add("counts", lambda: IN.pipe(ops.tumbling_window(10, ops.Fold.count()), ops.in_time_order()))
@@ -336,18 +336,18 @@ def test_windows_without_times_of_values_follow_the_system_clock() -> None:
     engine.unload()
 
 
-def test_a_source_can_be_joined_with_itself() -> None:
+def test_source_can_be_joined_with_itself() -> None:
     join = ops.interval_join(Source("a"), left_key=key, right_key=key, before=1)
     one, two, three = values = [(1.0, ["x", 0]), (2.0, ["x", 1]), (4.0, ["x", 2])]
     run = TimedRun(Source("a").pipe(join), {"a": values})
     assert run.finish(crashes=True) == [(one, one), (two, one), (two, two), (three, three)]
 
 
-def test_windows_that_overlap_too_often_are_refused() -> None:
+def test_windows_with_excessive_overlap_are_rejected() -> None:
     with pytest.raises(InvalidOption, match="10000"):
         ops.sliding_window(60, 0.001, ops.Fold.count())
 
 
-def test_a_step_longer_than_the_window_is_refused() -> None:
+def test_step_longer_than_window_is_rejected() -> None:
     with pytest.raises(InvalidOption, match="step"):
         ops.sliding_window(1, 2, ops.Fold.count())

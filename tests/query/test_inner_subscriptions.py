@@ -1,4 +1,4 @@
-"""Inner subscriptions to sources, windows and groups, over crashes."""
+"""Inner subscriptions to sources, windows and groups, with saves and crashes at every event."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def values(events: list[MarbleEvent]) -> list[Any]:
     return [event.value for event in events if event.kind == "next"]
 
 
-def test_inner_subscriptions_continue_after_a_recovery() -> None:
+def test_inner_subscriptions_continue_after_recovery() -> None:
     spread = flat_map(lambda x: cold(f"-{x}-{x + 1}--{x + 2}|").pipe(take(2)))
     assert values(check_laws(IN.pipe(spread), {"in": hot("1--5-|")})) == [1, 2, 5, 6]
 
 
-def test_inner_subscriptions_may_have_inner_subscriptions_of_their_own() -> None:
+def test_nested_inner_subscriptions_continue_after_recovery() -> None:
     nested = flat_map(lambda x: cold("--a-b|").pipe(flat_map(lambda y: cold(f"-{x}|"))))
     assert values(check_laws(IN.pipe(nested), {"in": hot("12|")})) == [1, 2, 1, 2]
 
 
-def test_groups_continue_after_a_recovery() -> None:
+def test_groups_continue_after_recovery() -> None:
     query = IN.pipe(group_by(lambda x: x % 2), flat_map(lambda group: group.pipe(buffer_with_count(2))))
     output = check_laws(query, {"in": hot("1-2-3-4-5-7-8|")})
     assert values(output) == [[1, 3], [2, 4], [5, 7], [8]]
 
 
-def test_a_failing_inner_subscription_ends_the_query() -> None:
+def test_failing_inner_subscription_ends_query_with_error() -> None:
     output = check_laws(IN.pipe(flat_map(lambda x: cold("-#"))), {"in": hot("1|")})
     assert [event.kind for event in output] == ["error"]
 
@@ -71,7 +71,7 @@ class Late(FlatMap):
         self._before = value
 
 
-def test_a_late_subscription_to_a_group_is_refused() -> None:
+def test_late_subscription_to_group_fails_with_late_subscription() -> None:
     late = applied(Late, lambda group: group, False, None)
     output = run(IN.pipe(group_by(lambda x: x % 2), late), {"in": hot("12|")})
     assert [type(event.value) for event in output] == [LateSubscription]
@@ -91,7 +91,7 @@ class Two(Operator[Any, Any]):
             self.complete()
 
 
-def test_an_operator_may_have_several_sources() -> None:
+def test_operator_with_two_sources_receives_values_of_both() -> None:
     query = Applied(Two, (IN.pipe(take(2)), cold("--x|")))
     output = check_laws(query, {"in": hot("1-2|")})
     assert sorted(values(output)) == [("0", 1), ("0", 2), ("1", "x")]
@@ -99,7 +99,7 @@ def test_an_operator_may_have_several_sources() -> None:
 
 
 @pytest.mark.parametrize("nested_first", [True, False])
-def test_inner_subscriptions_to_a_source_keep_their_place_over_crashes(nested_first: bool) -> None:
+def test_inner_subscriptions_to_source_keep_their_order_after_crashes(nested_first: bool) -> None:
     tens = Source("in").pipe(flat_map(lambda v: Source("in").pipe(mapped(lambda x: 10 * v + x))))
     check_laws(merge(*(tens, Source("in"))[:: 1 if nested_first else -1]), {"in": hot("12345|")})
     check_laws(Source("in").pipe(switch_map(lambda v: Source("in"))), {"in": hot("1234|")})
@@ -117,7 +117,7 @@ class Opens(Operator[Any, Any]):
 
 
 @pytest.mark.parametrize("key", ["a/b", "a#b"])
-def test_a_key_that_would_make_an_ambiguous_id_is_refused(key: str) -> None:
+def test_inner_key_with_id_separator_fails_with_value_error(key: str) -> None:
     (event,) = check_laws(Source("in").pipe(applied(Opens)), {"in": hot("k", {"k": key})})
     assert isinstance(event.value, ValueError)
 
@@ -130,12 +130,12 @@ def test_a_key_that_would_make_an_ambiguous_id_is_refused(key: str) -> None:
     ],
     ids=["windows", "groups"],
 )
-def test_what_is_made_of_a_window_or_group_may_outlive_it(parts: Any, expected: list[Any]) -> None:
+def test_operators_on_window_or_group_emit_after_its_end(parts: Any, expected: list[Any]) -> None:
     later = flat_map(lambda part: part.pipe(to_list(), delay(3), mapped(lambda each: (part.key, each))))
     assert values(check_laws(IN.pipe(parts, later), {"in": hot("1-2-3|")})) == expected
 
 
-def test_a_subscription_to_a_window_that_is_not_stored_is_damage() -> None:
+def test_saved_subscription_to_missing_window_is_rejected_as_corrupt() -> None:
     runtime = QueryRuntime(VirtualScheduler())
     tap = Subject.ended(runtime, "q#1#1", None)
     group = OperatorGroup(runtime, "q")
@@ -145,7 +145,7 @@ def test_a_subscription_to_a_window_that_is_not_stored_is_damage() -> None:
         group.start()
 
 
-def test_a_shared_source_that_cannot_be_loaded_says_why() -> None:
+def test_load_of_share_with_state_of_another_operator_raises_state_mismatch() -> None:
     runtime = QueryRuntime(VirtualScheduler())
     runtime.add_feed("in")
     group = OperatorGroup(runtime, "q")

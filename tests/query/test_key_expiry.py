@@ -1,4 +1,4 @@
-"""Keys that expire: when, in which order, at which cost, and the same over crashes."""
+"""Expiry of keys with a ttl: its time, its order, its cost in a checkpoint, and crashes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Expiring(Operator[Any, Any]):
 
 @given(st.lists(st.tuples(st.integers(0, 80), st.integers(-5, 5)), max_size=40))
 @settings(max_examples=40, deadline=None)
-def test_keys_expire_a_ttl_after_the_period_of_their_last_value(steps: list[tuple[int, int]]) -> None:
+def test_keys_expire_one_ttl_after_the_period_of_their_last_value(steps: list[tuple[int, int]]) -> None:
     at, events = 0, []
     period_of: dict[int, int] = {}  # By key, in the order of the first touch in it.
     expected: list[tuple[float, int]] = []
@@ -78,7 +78,7 @@ def test_keys_expire_a_ttl_after_the_period_of_their_last_value(steps: list[tupl
     ],
     ids=["distinct", "group_by", "scan_by"],
 )
-def test_keys_without_values_leave_nothing_behind(query: Any) -> None:
+def test_expired_keys_are_forgotten_and_accepted_again_as_new(query: Any) -> None:
     many = [MarbleEvent(at / 10, "next", at) for at in range(300)]
     end = MarbleEvent(100, "completed")
     assert [each.at_s for each in check_laws(query, {"in": [*many[:40], end]})][-1] == 100
@@ -86,7 +86,7 @@ def test_keys_without_values_leave_nothing_behind(query: Any) -> None:
     assert len(again) == 600
 
 
-def test_a_key_costs_one_row_a_period_and_other_keys_cost_nothing() -> None:
+def test_checkpoint_writes_at_most_one_row_per_touched_key_and_period() -> None:
     query = IN.pipe(ops.distinct(ttl=1000 * PERIODS))
     for count in (50, 500):
         keys = [MarbleEvent(at / 1000, "next", at) for at in range(count)]
@@ -96,7 +96,7 @@ def test_a_key_costs_one_row_a_period_and_other_keys_cost_nothing() -> None:
         assert rows_written(query, {"in": [*keys, MarbleEvent(900, "next", 7), *later]}, last=100) <= 2
 
 
-def test_a_change_of_one_group_of_many_writes_the_rows_of_that_group() -> None:
+def test_change_of_one_group_among_many_writes_one_row() -> None:
     def counted(group: Any) -> Any:
         return group.pipe(ops.scan(lambda total, _: total + 1, 0))
 
@@ -108,7 +108,7 @@ def test_a_change_of_one_group_of_many_writes_the_rows_of_that_group() -> None:
         assert rows_written(query, {"in": [*keys, MarbleEvent(5, "next", 77)]}, last=1) == 1
 
 
-def test_a_time_to_live_must_be_positive() -> None:
+def test_ttl_of_zero_raises_invalid_option() -> None:
     for make in (ops.distinct, ops.group_by, ops.scan_by):
         arguments = [] if make is ops.distinct else [str] if make is ops.group_by else [str, max]
         with pytest.raises(InvalidOption, match=make.__name__):

@@ -1,4 +1,4 @@
-"""Late values of queries that start and stop are as exact as results."""
+"""Exactly-once delivery of late values of queries that start and stop."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ class LateWorld:
 @pytest.mark.parametrize("of", ["window", "inner"])
 @pytest.mark.parametrize("take", [9, 4])
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_late_value_of_a_query_that_was_stopped_survives_a_crash(
-    of: str, take: int, replaced: bool
-) -> None:
+def test_late_value_of_stopped_or_replaced_query_survives_crash(of: str, take: int, replaced: bool) -> None:
     """The query has no sink, or has ended: an entry of the log would do if it had sent nothing."""
     world = LateWorld()
     world.engine.start("q", of, {"take": take})
@@ -58,7 +56,7 @@ def test_a_late_value_of_a_query_that_was_stopped_survives_a_crash(
 
 
 @pytest.mark.parametrize("of", ["window", "inner"])
-def test_a_late_output_must_have_caught_up_before_its_queries_start_or_stop(of: str) -> None:
+def test_queries_cannot_start_or_stop_until_late_output_has_caught_up(of: str) -> None:
     """Otherwise values have the ids of others, which its consumer has: it would leave them out."""
     world = LateWorld(release="now")
     world.engine.start("q", of, {"take": 9})

@@ -1,4 +1,4 @@
-"""A value for which an operator raises is left out as if it had never been sent."""
+"""A value for which an operator raises is skipped as if it had never been sent."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class Process:
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_value_for_which_an_operator_raises_is_left_out_as_if_it_had_not_been_sent(name: str) -> None:
+def test_output_with_skipped_value_equals_output_without_that_value(name: str) -> None:
     skipping, without = map(Process, QUERIES[name])
     skipping.feed(END)
     without.feed(END)
@@ -235,7 +235,7 @@ def test_a_value_for_which_an_operator_raises_is_left_out_as_if_it_had_not_been_
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_that_is_so_also_with_a_crash_after_every_value(name: str) -> None:
+def test_output_with_skipped_value_equals_output_without_it_with_crash_after_every_value(name: str) -> None:
     skipping, without = map(Process, QUERIES[name])
     without.feed(END)
     for end in range(1, END + 1):
@@ -248,7 +248,7 @@ def test_that_is_so_also_with_a_crash_after_every_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_value_that_would_join_two_sessions_leaves_both_as_they_are(crashes: bool) -> None:
+def test_skipped_value_between_two_sessions_leaves_both_unchanged(crashes: bool) -> None:
     times = [0.0, 3.0, 3.2, 1.5, 4.0, 20.0]  # The bad value, the fourth, is between two sessions.
     process = Process(IN.pipe(ops.session_window(2, OPAQUE_PAIRS)), times=times)
     for end in range(1, len(times) + 1):
@@ -262,7 +262,7 @@ def test_a_value_that_would_join_two_sessions_leaves_both_as_they_are(crashes: b
     process.engine.unload()
 
 
-def test_a_join_completes_if_it_leaves_out_its_last_value() -> None:
+def test_interval_join_completes_after_skipping_its_last_value() -> None:
     skipping, without = (Process(each) for each in QUERIES["interval_join"])
     for process in (skipping, without):
         process.feed(BAD + 1)
@@ -278,7 +278,7 @@ def extended(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("merge", "error"), [(joined, ""), (extended, "ValueChanged")])
-def test_a_merge_that_changes_a_session_is_found_if_values_are_checked(merge: Any, error: str) -> None:
+def test_merge_function_that_mutates_session_ends_query_with_check_values(merge: Any, error: str) -> None:
     query = IN.pipe(ops.session_window(2, ops.Fold(list, folded, merge)))
     process = Process(query, times=[0.0, 3.0, 1.5], check_values=True)
     process.feed(3)

@@ -1,4 +1,4 @@
-"""Every operator, on an example: what it emits, whole and with saves and crashes at every event."""
+"""Every operator, on an example: its output, without and with saves and crashes at every event."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rt.testing.queries import check_laws, hot
 
 
 @pytest.mark.parametrize("name", [row.name for row in rows()])
-def test_an_operator_emits_the_same_with_saves_and_crashes_at_every_event(name: str) -> None:
+def test_operator_emits_same_output_with_saves_and_crashes_at_every_event(name: str) -> None:
     for query, marbles, expected in EXAMPLES[name]:
         assert outcome(check_laws(query, {"in": hot(marbles)}, until_s=20)) == expected

@@ -1,4 +1,4 @@
-"""The state of operators: its cost in a checkpoint, its limits, and how long groups and windows last."""
+"""State of operators: its cost in a checkpoint, its limits, and the lifetime of groups and windows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def listed(window: Observable[Any]) -> Observable[Any]:
         IN.pipe(ops.zip(creation.never())),
     ],
 )
-def test_a_checkpoint_costs_what_changed_of_large_state(query: Observable[Any]) -> None:
+def test_checkpoint_of_large_state_writes_only_changed_rows(query: Observable[Any]) -> None:
     events = {"in": [MarbleEvent(at / 100, "next", at) for at in range(400)]}
     few, many = (rows_written(query, {"in": events["in"][:count]}, last=4) for count in (60, 400))
     assert few == many <= 16
@@ -105,7 +105,7 @@ def test_a_checkpoint_costs_what_changed_of_large_state(query: Observable[Any]) 
         (IN.pipe(ops.dematerialize()), "1|", TypeError),
     ],
 )
-def test_an_impossible_value_or_end_fails_the_query_with_a_typed_error(
+def test_invalid_value_or_end_fails_query_with_typed_error(
     query: Observable[Any], marbles: str, error: type[Exception]
 ) -> None:
     (event,) = run(query, {"in": hot(marbles)})
@@ -146,13 +146,13 @@ NONSENSE: list[Callable[[], object]] = [
 ]
 
 
-def test_invalid_arguments_are_refused_when_the_operator_is_made() -> None:
+def test_invalid_arguments_raise_value_error_when_operator_is_constructed() -> None:
     for make in NONSENSE:
         with pytest.raises(ValueError):
             make()
 
 
-def test_a_source_that_is_not_an_observable_is_refused() -> None:
+def test_source_argument_that_is_not_an_observable_raises_type_error() -> None:
     wrong: Any = 1
     for make in (ops.merge, ops.catch, ops.take_until, ops.amb, ops.on_error_resume_next, creation.zip):
         with pytest.raises(TypeError):
@@ -161,7 +161,7 @@ def test_a_source_that_is_not_an_observable_is_refused() -> None:
         ops.concat()
 
 
-def test_catch_receives_the_failure_of_a_function() -> None:
+def test_catch_handler_receives_kind_and_text_of_mapper_error() -> None:
     query = IN.pipe(ops.map(lambda x: 1 // x), ops.catch(lambda why: creation.of(why.kind, why.text)))
     output = check_laws(query, {"in": hot("10|")})
     assert [event.value for event in output[:-1]] == [
@@ -171,20 +171,20 @@ def test_catch_receives_the_failure_of_a_function() -> None:
     ]
 
 
-def test_a_handler_receives_the_same_failure_after_a_recovery() -> None:
+def test_catch_handler_receives_same_failure_from_original_and_restored_error() -> None:
     query = ops.catch(lambda why: creation.of(why.kind, why.text))
     for error in (ValueError("so: what"), QueryFailed("ValueError: so: what")):
         output = run(creation.throw(error).pipe(query))
         assert [event.value for event in output[:-1]] == ["ValueError", "so: what"]
 
 
-def test_a_datetime_is_accepted_as_time() -> None:
+def test_take_until_with_time_accepts_datetime() -> None:
     at = datetime.fromtimestamp(2.5, UTC)
     query = IN.pipe(ops.take_until_with_time(at))
     assert [event.value for event in check_laws(query, {"in": hot("12345|")})] == [1, 2, 3, None]
 
 
-def test_missed_ticks_are_emitted_once() -> None:
+def test_interval_emits_missed_ticks_once() -> None:
     assert [next_tick_ns(10, 10, now_ns) for now_ns in (9, 10, 19, 20, 35)] == [20, 20, 20, 30, 40]
     ticks, scheduler = _Recorder(), VirtualScheduler()
     _started(creation.interval(1), scheduler, ticks)
@@ -195,7 +195,7 @@ def test_missed_ticks_are_emitted_once() -> None:
     assert ticks.values == [0, 1, 1, 5.5, 2, 6]
 
 
-def test_missed_windows_are_left_out_except_the_one_that_is_still_open() -> None:
+def test_window_with_time_skips_missed_windows_except_the_open_one() -> None:
     output, scheduler = _Recorder(), VirtualScheduler()
     _started(creation.never().pipe(ops.window_with_time(1), ops.flat_map(listed)), scheduler, output)
     for now_s in (0.0, 1.0, 7.5, 8.0, 8.5):
@@ -206,7 +206,7 @@ def test_missed_windows_are_left_out_except_the_one_that_is_still_open() -> None
     assert output.values == [0.0, [], 1.0, [], 7.5, [], 8.0, 8.5]
 
 
-def test_groups_continue_without_their_operators_subscriber_until_they_have_none() -> None:
+def test_groups_continue_after_group_by_is_unsubscribed_until_they_have_no_subscribers() -> None:
     runtime = QueryRuntime(VirtualScheduler())
     feed, output = runtime.add_feed("in"), _Recorder()
     query = IN.pipe(
@@ -222,7 +222,7 @@ def test_groups_continue_without_their_operators_subscriber_until_they_have_none
     assert runtime.subjects == {}
 
 
-def test_finally_action_is_called_once_and_not_by_an_unload() -> None:
+def test_finally_action_is_called_once_and_not_on_unload() -> None:
     calls: list[str] = []
     query = IN.pipe(ops.finally_action(lambda: calls.append("ended")), ops.take(1))
     runtime = QueryRuntime(VirtualScheduler())
@@ -233,7 +233,7 @@ def test_finally_action_is_called_once_and_not_by_an_unload() -> None:
     assert calls == ["ended"]
 
 
-def test_an_error_of_finally_action_is_logged_and_the_query_still_ends(
+def test_error_in_finally_action_is_logged_and_query_still_ends(
     caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]]
 ) -> None:
     for transforms in ([], [ops.take(1)], [ops.map(lambda x: 1 // 0)]):
@@ -243,7 +243,7 @@ def test_an_error_of_finally_action_is_logged_and_the_query_still_ends(
         assert logged("rt.query") == [f"finally_action_failed operator=query#{len(transforms)}"]
 
 
-def test_a_window_without_subscribers_costs_nothing() -> None:
+def test_windows_without_subscribers_are_emitted_as_bare_subjects() -> None:
     seen: list[Any] = []
     output = run(
         IN.pipe(ops.window_with_count(2), ops.do_action(seen.append), ops.count()), {"in": hot("123|")}
@@ -278,12 +278,12 @@ def _started(
     return root
 
 
-def test_a_materialized_error_is_raised_with_its_kind_and_text() -> None:
+def test_dematerialized_error_keeps_its_kind_and_text() -> None:
     (event,) = run(IN.pipe(ops.materialize(), ops.dematerialize()), {"in": hot("#")})
     assert str(event.value) == "MarbleError: #"
 
 
-def test_the_source_of_share_runs_once_and_ends_with_its_last_subscription() -> None:
+def test_source_of_share_runs_once_and_ends_with_its_last_subscription() -> None:
     seen: list[Any] = []
     query = IN.pipe(ops.do_action(seen.append), ops.share(lambda it: it.pipe(ops.merge(it), ops.take(4))))
     output = run(query, {"in": hot("1234|")})
@@ -291,6 +291,6 @@ def test_the_source_of_share_runs_once_and_ends_with_its_last_subscription() -> 
     assert seen == [1, 2]
 
 
-def test_a_late_subscription_to_a_shared_source_fails_the_query() -> None:
+def test_late_subscription_to_shared_source_fails_with_late_subscription() -> None:
     (event,) = run(IN.pipe(ops.share(lambda it: it.pipe(ops.flat_map(lambda _: it)))), {"in": hot("1|")})
     assert isinstance(event.value, LateSubscription)

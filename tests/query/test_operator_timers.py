@@ -1,4 +1,4 @@
-"""Timers of operators: few in the group's row, many in rows of their own, and their order over crashes."""
+"""Timers of operators: where few and many are stored, their cost in a checkpoint, their order."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def opened(count: int) -> list[MarbleEvent]:
     return [MarbleEvent(at / 1000, "next", (f"user{at}", 5000)) for at in range(count)]
 
 
-def test_a_checkpoint_writes_the_timers_that_changed_and_no_others() -> None:
+def test_checkpoint_writes_only_changed_timers() -> None:
     for count in (50, 1000):
         for waits in (None, 9000):
             clicks = [MarbleEvent(2, "next", (f"user{at * 7}", waits)) for at in (3, 4)]
             assert rows_written(ALARMS, {"in": [*opened(count), *clicks]}, last=2) <= 4
 
 
-def test_few_timers_have_no_rows_of_their_own() -> None:
+def test_timers_get_rows_of_their_own_only_above_in_row_limit() -> None:
     for count, objects in ((IN_ROW_MAX, 0), (IN_ROW_MAX + 1, 1)):
         runtime, root = _started(VirtualScheduler())
         for number, event in enumerate(opened(count)):
@@ -63,7 +63,7 @@ def test_few_timers_have_no_rows_of_their_own() -> None:
         assert runtime.space.ids() == []
 
 
-def test_timers_at_equal_times_fire_in_the_order_of_their_creation_after_crashes() -> None:
+def test_timers_due_at_the_same_time_fire_in_creation_order_after_crashes() -> None:
     keys = [f"k{number * 7 % 40}" for number in range(40)]
     events = [MarbleEvent(0, "next", (key, 50)) for key in keys]
     events += [MarbleEvent(1, "next", (key, 49)) for key in keys[5:20:3]]  # Later in the order now.
@@ -79,7 +79,7 @@ _STEPS = st.tuples(
 
 @given(st.lists(_STEPS, max_size=60))
 @settings(max_examples=25, deadline=None)
-def test_saves_and_crashes_change_no_timer(steps: list[tuple[str, int | None]]) -> None:
+def test_saves_and_crashes_do_not_change_timers(steps: list[tuple[str, int | None]]) -> None:
     events = [MarbleEvent(at // 4, "next", step) for at, step in enumerate(steps)]
     due: dict[str, tuple[int, int]] = {}
     expected: list[tuple[int, str]] = []
@@ -101,13 +101,13 @@ def test_saves_and_crashes_change_no_timer(steps: list[tuple[str, int | None]]) 
     assert [(int(each.at_s), each.value) for each in output] == expected
 
 
-def test_keys_of_timers_need_not_be_text() -> None:
+def test_timer_keys_can_be_integers_and_tuples() -> None:
     keys = [key for number in range(20) for key in ((number, "a"), number, f"{number}")]
     output = check_laws(ALARMS, {"in": [MarbleEvent(0, "next", (key, 5)) for key in keys]})
     assert [each.value for each in output] == keys
 
 
-def test_a_key_that_cannot_be_stored_sets_no_timer() -> None:
+def test_timer_with_unserializable_key_ends_query_without_a_timer() -> None:
     runtime, root = _started(VirtualScheduler())
     for number, event in enumerate([*opened(20), MarbleEvent(1, "next", (object(), 1))]):
         runtime.feed("in").on_next(number, event.value)
@@ -121,7 +121,7 @@ class Moved(Alarms):
     IS_TRANSITIONING = True
 
 
-def test_an_operator_that_starts_without_the_state_of_another_has_none_of_its_timers() -> None:
+def test_transitioning_operator_drops_timers_of_replaced_operator() -> None:
     store = MemoryStore()
     runtime, _ = _started(VirtualScheduler(), store)
     for number, event in enumerate(opened(20)):
@@ -143,7 +143,7 @@ def test_an_operator_that_starts_without_the_state_of_another_has_none_of_its_ti
 
 
 @pytest.mark.parametrize("count", [IN_ROW_MAX, 500])
-def test_the_row_of_a_group_stays_small(count: int) -> None:
+def test_group_row_stays_under_500_bytes_with_many_timers(count: int) -> None:
     store = MemoryStore()
     runtime, _ = _started(VirtualScheduler(), store)
     for number, event in enumerate(opened(count)):

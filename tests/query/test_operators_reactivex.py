@@ -1,4 +1,4 @@
-"""Operators against those of RxPY: equal values at equal times, on any input."""
+"""Operators compared with those of RxPY: equal values at equal times, on any input."""
 
 from __future__ import annotations
 
@@ -401,7 +401,7 @@ LATE = {"catch", "concat", "delay_subscription", "on_error_resume_next", "repeat
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=8, deadline=None)
 @given(first=streams(0), second=streams(0.5))
-def test_an_operator_emits_what_rxpy_emits(name: str, first: Stream, second: Stream) -> None:
+def test_operator_output_equals_rxpy_output(name: str, first: Stream, second: Stream) -> None:
     ours, theirs = CASES[name]
     sources = {"in": first, "other": second}
     outputs = [ours_of(ours, sources), theirs_of(theirs, sources)]
@@ -412,5 +412,7 @@ def test_an_operator_emits_what_rxpy_emits(name: str, first: Stream, second: Str
 
 @settings(max_examples=50, deadline=None)
 @given(name=st.sampled_from(sorted(CASES)), first=streams(0), second=streams(0.5))
-def test_saves_and_crashes_change_nothing_on_any_input(name: str, first: Stream, second: Stream) -> None:
+def test_saves_and_crashes_do_not_change_output_on_any_input(
+    name: str, first: Stream, second: Stream
+) -> None:
     check_laws(CASES[name][0], {"in": first, "other": second}, until_s=60)

@@ -1,4 +1,4 @@
-"""The alert rules for queries in docs/operations.md ask for what an engine has, and fire for its faults."""
+"""Query alert rules in docs/operations.md: their metrics exist, and each alert fires for its fault."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
 """By alert: series with which it fires at 30 minutes, and series with which it does not."""
 
 
-def test_the_rules_ask_for_metrics_and_labels_that_an_engine_has() -> None:
+def test_alert_rules_use_only_metrics_and_labels_of_an_engine() -> None:
     known = {each.name: set(each.labels) for each in metrics_of("e", NO_QUERIES)}
     for name, rule in RULES.items():
         asked = names_in(rule["expr"]) - {"deriv"}
@@ -67,7 +67,7 @@ def test_the_rules_ask_for_metrics_and_labels_that_an_engine_has() -> None:
 
 
 @pytest.mark.slow
-def test_each_alert_of_queries_fires_for_its_reason_and_not_without_it(tmp_path: Path) -> None:
+def test_each_alert_fires_for_its_fault_and_not_without_it(tmp_path: Path) -> None:
     rules, tests = tmp_path / "rules.yaml", tmp_path / "tests.yaml"
     rules.write_text(json.dumps({"groups": GROUPS}))
     done = subprocess.run([promtool(), "check", "rules", rules], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Engines that feed each other, each with threads of its own: chains, cycles, and locking sources."""
+"""Engines that feed each other from several threads: chains, cycles, and locking sources."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def acknowledging(engine: QueryEngine, output: Any, sink: Last) -> Callable[[], 
     return step
 
 
-def test_two_engines_in_their_threads_where_one_reads_the_other_do_not_wait_for_each_other() -> None:
+def test_two_chained_engines_in_separate_threads_do_not_deadlock() -> None:
     numbers, sink, threads = Numbers(), Last(COUNT), Threads()
     first, second = QueryEngine(MemoryStore(), factories), QueryEngine(MemoryStore(), factories)
     first.add_source("in", numbers)
@@ -121,7 +121,7 @@ def test_two_engines_in_their_threads_where_one_reads_the_other_do_not_wait_for_
         engine.unload()
 
 
-def test_a_cycle_of_two_engines_neither_waits_nor_repeats() -> None:
+def test_cycle_of_two_engines_delivers_each_value_once_without_deadlock() -> None:
     """A number goes around: the first engine adds 1 and sends it to the second, which sends it back."""
     numbers, sink, threads = Numbers(), Last(ROUNDS), Threads()
     first, second = QueryEngine(MemoryStore(), factories), QueryEngine(MemoryStore(), factories)
@@ -146,7 +146,7 @@ def test_a_cycle_of_two_engines_neither_waits_nor_repeats() -> None:
 
 
 @pytest.mark.parametrize("release", ["commit", "now"])
-def test_an_output_that_is_the_source_of_its_own_engine(release: Release) -> None:
+def test_output_as_source_of_its_own_engine_delivers_each_value_once(release: Release) -> None:
     numbers, sink, threads = Numbers(), Last(ROUNDS), Threads()
     engine = QueryEngine(MemoryStore(), factories)
     engine.add_source("in", numbers)
@@ -193,7 +193,7 @@ def pump_all(engine: QueryEngine, numbers: Numbers, output: OutputEdge, end: int
     return sink.values, most
 
 
-def test_two_full_outputs_that_their_engine_reads_do_not_wait_for_each_other() -> None:
+def test_two_full_outputs_read_by_their_own_engine_do_not_deadlock() -> None:
     engine, numbers, output = fan_out(values=1, limit=2)
     engine.start("too", "many", {"count": 1}, sink="second")
     for source in ("first", "second"):
@@ -202,7 +202,7 @@ def test_two_full_outputs_that_their_engine_reads_do_not_wait_for_each_other() -
     assert sorted(values) == sorted(2 * list(range(5)))
 
 
-def test_a_full_output_does_not_wait_for_the_one_from_which_it_gets_its_values() -> None:
+def test_full_output_fed_by_another_output_of_its_engine_does_not_deadlock() -> None:
     engine, numbers, output = fan_out(values=9, limit=2)
     engine.start("on", "from", {"source": "first"}, sink="second")
     engine.start("seen", "from", {"source": "second"}, sink="out")
@@ -244,7 +244,7 @@ class Locking:
                 self._next += 1
 
 
-def test_a_source_may_hold_its_lock_while_it_sends_and_is_acknowledged() -> None:
+def test_source_holding_its_lock_while_sending_does_not_deadlock() -> None:
     source, sink, threads = Locking(), Last(COUNT), Threads()
     engine = QueryEngine(MemoryStore(), factories)
     engine.add_source("in", source)
@@ -284,7 +284,7 @@ class Meddling(Sink):
 
 
 @pytest.mark.parametrize("release", ["commit", "now"])
-def test_a_consumer_may_call_its_engine_and_end_the_delivery(release: Release) -> None:
+def test_consumer_can_unload_its_engine_during_delivery(release: Release) -> None:
     numbers = Numbers()
     engine = QueryEngine(MemoryStore(), factories)
     engine.add_source("in", numbers)
@@ -299,7 +299,7 @@ def test_a_consumer_may_call_its_engine_and_end_the_delivery(release: Release) -
     assert (sink.values, engine.state) == ([0, 1, 2], EngineState.UNLOADED)
 
 
-def test_a_source_that_unloads_the_engine_that_acknowledges_it_is_refused() -> None:
+def test_unload_by_source_during_acknowledgement_raises_wrong_state() -> None:
     class Unloading(Numbers):
         def acknowledge(self, sequence_id: int, /) -> None:
             with pytest.raises(WrongState, match="unload"):
@@ -316,7 +316,7 @@ def test_a_source_that_unloads_the_engine_that_acknowledges_it_is_refused() -> N
     engine.unload()
 
 
-def test_a_consumer_that_starts_again_while_it_receives_a_value_goes_back() -> None:
+def test_consumer_that_restarts_from_0_during_delivery_receives_values_again() -> None:
     numbers = Numbers()
     engine = QueryEngine(MemoryStore(), factories)
     engine.add_source("in", numbers)

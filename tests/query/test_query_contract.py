@@ -1,4 +1,4 @@
-"""The contract of operators: saved state, versions, and a kit that finds operators which break it."""
+"""Contract of operators: saved state, versions, and a test kit that finds violations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IN = Source("in")
     skip=st.integers(1, 4),
     span=st.integers(1, 4),
 )
-def test_a_chain_of_operators_keeps_the_laws_on_any_input(
+def test_operator_chain_passes_law_checks_on_any_input(
     steps: list[tuple[int, int]], count: int, skip: int, span: int
 ) -> None:
     at, events = 0.0, []
@@ -74,7 +74,7 @@ class _NullObserver:
     def on_completed(self) -> None: ...
 
 
-def test_state_of_other_operators_is_refused() -> None:
+def test_load_of_state_of_other_operators_raises_state_mismatch() -> None:
     store = _saved(IN.pipe(take(3)))
     with pytest.raises(StateMismatch, match="another operator"):
         _load(IN.pipe(where(bool)), store)
@@ -82,7 +82,7 @@ def test_state_of_other_operators_is_refused() -> None:
         _load(IN.pipe(take(3), where(bool)), store)
 
 
-def test_state_of_a_newer_operator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_of_state_of_newer_operator_raises_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Take, "VERSION", 2)
     store = _saved(IN.pipe(take(3)))
     monkeypatch.undo()
@@ -90,7 +90,7 @@ def test_state_of_a_newer_operator_is_refused(monkeypatch: pytest.MonkeyPatch) -
         _load(IN.pipe(take(3)), store)
 
 
-def test_a_transitioning_operator_starts_without_the_state_of_another(
+def test_transitioning_operator_loads_despite_state_of_another_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = _saved(IN.pipe(where(bool)))
@@ -98,7 +98,7 @@ def test_a_transitioning_operator_starts_without_the_state_of_another(
     _load(IN.pipe(take(3)), store)
 
 
-def test_an_error_is_sent_once_and_ends_the_query() -> None:
+def test_source_error_is_sent_once_and_ends_query() -> None:
     output = check_laws(IN.pipe(buffer_with_count(2)), {"in": hot("1#2|")})
     assert [type(event.value) for event in output] == [MarbleError]
 
@@ -132,7 +132,7 @@ CHANCE = count()
 
 
 @pytest.mark.parametrize("flaw", ["none", "objects left", "chance", "unmarked changes", "forgotten state"])
-def test_the_test_kit_finds_a_planted_flaw(flaw: str) -> None:
+def test_test_kit_detects_planted_flaw(flaw: str) -> None:
     query = IN.pipe(applied(Flawed, flaw))
     if flaw == "none":
         check_laws(query, {"in": hot("12345|")})
@@ -142,6 +142,6 @@ def test_the_test_kit_finds_a_planted_flaw(flaw: str) -> None:
 
 
 @pytest.mark.parametrize("marbles", ["-(ab)-|", "a^b", "a.b|", "é|"])
-def test_characters_that_are_no_marbles_are_refused(marbles: str) -> None:
+def test_invalid_marble_characters_raise_invalid_option(marbles: str) -> None:
     with pytest.raises(InvalidOption, match="not marbles"):
         hot(marbles)

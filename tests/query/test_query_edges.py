@@ -1,4 +1,4 @@
-"""Edges: watermarks, gaps, replay, acknowledgements, and when sources are released."""
+"""Edges: watermarks, gaps, replay, acknowledgements, and the release of sources."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def edge(source: Scripted, **more: Any) -> InputEdge:
     return made
 
 
-def test_an_input_edge_starts_after_its_watermark_and_drops_duplicates() -> None:
+def test_input_edge_starts_after_its_watermark_and_drops_duplicates() -> None:
     source = Scripted()
     feed = ValueFeed("in")
     feed.watermark = 4
@@ -76,7 +76,7 @@ def test_an_input_edge_starts_after_its_watermark_and_drops_duplicates() -> None
     assert (source.calls, feed.watermark, accepted) == ([("start", 5)], 6, ["c", "e"])
 
 
-def test_an_edge_without_values_acknowledges_nothing() -> None:
+def test_input_edge_without_values_acknowledges_nothing() -> None:
     source = Scripted()
     made = edge(source)
     made.saved(NOTHING, has_ended=False)
@@ -84,7 +84,7 @@ def test_an_edge_without_values_acknowledges_nothing() -> None:
     assert source.calls == [("start", 0), ("acknowledge", NOTHING)]
 
 
-def test_a_gap_of_a_dense_source_is_never_silent() -> None:
+def test_gap_in_dense_source_is_raised_or_reported() -> None:
     made = edge(Scripted())
     made.on_next(0, "x")
     with pytest.raises(SequenceGap) as raised:
@@ -99,7 +99,7 @@ def test_a_gap_of_a_dense_source_is_never_silent() -> None:
     assert made.feed.watermark == 7
 
 
-def test_a_refused_value_does_not_move_the_watermark() -> None:
+def test_rejected_value_does_not_move_watermark() -> None:
     def refuse(sequence_id: int, value: object) -> None:
         raise OSError("full")
 
@@ -109,7 +109,7 @@ def test_a_refused_value_does_not_move_the_watermark() -> None:
     assert made.feed.watermark == NOTHING
 
 
-def test_a_source_is_released_by_the_first_checkpoint_that_holds_its_end() -> None:
+def test_source_is_disposed_by_first_checkpoint_that_contains_its_end() -> None:
     source = Scripted()
     made = edge(source)
     made.on_next(0, "x")
@@ -124,7 +124,7 @@ def test_a_source_is_released_by_the_first_checkpoint_that_holds_its_end() -> No
     assert source.calls[2:] == [("acknowledge", 0), "dispose"]
 
 
-def test_a_source_that_has_ended_is_not_started_again() -> None:
+def test_ended_source_is_not_started_again() -> None:
     source = Scripted()
     feed = ValueFeed("in")
     feed.on_completed()
@@ -140,7 +140,7 @@ def output(release: Release = "now", limit: int = 100, **saved: Any) -> OutputEd
     return OutputEdge(queue, release=release, limit=limit, saved=saved or None)
 
 
-def test_a_consumer_receives_nothing_before_it_starts_then_everything_in_order() -> None:
+def test_consumer_receives_values_in_order_only_after_it_starts() -> None:
     made, consumer = output(), Consumer()
     made.on_next("a")
     subscription = made.subscribe(consumer)
@@ -155,7 +155,7 @@ def test_a_consumer_receives_nothing_before_it_starts_then_everything_in_order()
     assert consumer.got == [(0, "a"), (1, "b"), "completed"]
 
 
-def test_a_value_is_sent_after_a_checkpoint_holds_it() -> None:
+def test_value_is_delivered_after_a_checkpoint_contains_it() -> None:
     made, consumer = output("commit"), Consumer()
     made.subscribe(consumer).start(RESUME)
     made.on_next("a")
@@ -173,7 +173,7 @@ def test_a_value_is_sent_after_a_checkpoint_holds_it() -> None:
     assert consumer.got == [(0, "a"), (1, "b"), "completed"]
 
 
-def test_after_a_recovery_ids_continue_and_a_consumer_resumes_after_its_acknowledgement() -> None:
+def test_recovered_output_continues_ids_and_resumes_consumer_after_its_acknowledgement() -> None:
     made = output(low=5, consumers={"": 5}, end=None, values=["f", "g", "h"])
     consumer = Consumer()
     made.subscribe(consumer).start(RESUME)
@@ -182,7 +182,7 @@ def test_after_a_recovery_ids_continue_and_a_consumer_resumes_after_its_acknowle
     assert consumer.got == [(6, "g"), (7, "h"), (8, "i")]
 
 
-def test_an_error_is_sent_again_as_its_text() -> None:
+def test_error_is_delivered_as_text_after_recovery() -> None:
     made, consumer = output(), Consumer()
     made.on_error(ValueError("no good"))
     again = output(**made.save())
@@ -191,7 +191,7 @@ def test_an_error_is_sent_again_as_its_text() -> None:
     assert consumer.got == ["ValueError: no good"]
 
 
-def test_a_value_that_a_consumer_refused_is_sent_again() -> None:
+def test_value_rejected_by_consumer_is_delivered_again() -> None:
     made, consumer = output(), Consumer()
     made.subscribe(consumer).start(0)
     made.on_next("a")
@@ -203,7 +203,7 @@ def test_a_value_that_a_consumer_refused_is_sent_again() -> None:
     assert consumer.got == [(0, "a")]
 
 
-def test_the_slowest_consumer_decides_what_is_kept_until_it_is_disposed() -> None:
+def test_output_buffer_keeps_values_for_slowest_consumer_until_it_is_disposed() -> None:
     made = output(limit=2)
     fast, slow = (made.subscribe(Consumer(), name) for name in ("fast", "slow"))
     for value in "abc":
@@ -229,14 +229,16 @@ def test_the_slowest_consumer_decides_what_is_kept_until_it_is_disposed() -> Non
     ],
     ids=["below low", "beyond the end", "acknowledging the end", "unknown consumer"],
 )
-def test_ids_outside_the_buffer_are_typed_errors(misuse: Callable[[OutputEdge, Any], None]) -> None:
+def test_start_or_acknowledgement_outside_the_buffer_raises_not_in_buffer(
+    misuse: Callable[[OutputEdge, Any], None],
+) -> None:
     made = output(low=2, consumers={"": 1}, end=None, values=["c", "d"])
     subscription = made.subscribe(Consumer())
     with pytest.raises(NotInBuffer):
         misuse(made, subscription)
 
 
-def test_two_consumers_of_one_name_are_refused() -> None:
+def test_second_consumer_with_the_same_name_raises_query_exists() -> None:
     made = output()
     made.subscribe(Consumer(), "a")
     with pytest.raises(QueryExists):

@@ -1,4 +1,4 @@
-"""The engine: checkpoints, crashes, the transaction log, mitigations, states."""
+"""The query engine: checkpoints, crashes, its transaction log, mitigations and states."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Process:
 
 
 @pytest.mark.parametrize("release", ["commit", "now"])
-def test_crashes_do_not_change_the_output(release: Release) -> None:
+def test_crashes_do_not_change_output(release: Release) -> None:
     draw = random.Random(11)
     for _ in range(5):
         script = {
@@ -139,7 +139,7 @@ def _act(process: Process, script: dict[int, tuple[str, int, int]], at: int) -> 
             process.engine.stop(f"q{started_at}")
 
 
-def test_a_source_is_acknowledged_by_checkpoints_only() -> None:
+def test_source_is_acknowledged_only_by_checkpoints() -> None:
     process = Process()
     process.feed(5)
     assert process.source.acknowledged == -1
@@ -148,7 +148,7 @@ def test_a_source_is_acknowledged_by_checkpoints_only() -> None:
     assert process.crash().source.next == 5
 
 
-def test_a_differential_checkpoint_writes_what_changed() -> None:
+def test_differential_checkpoint_writes_only_changed_rows() -> None:
     process = Process()
     process.engine.start_many(
         [Start(f"q{n}", "every", {"count": 100, "modulo": 7 + n}, "out") for n in range(50)]
@@ -174,7 +174,7 @@ def test_a_differential_checkpoint_writes_what_changed() -> None:
 
 @pytest.mark.parametrize("happens", [False, True])
 @pytest.mark.parametrize("error", [CommitUnknown("power"), DiskFull("full")])
-def test_the_next_checkpoint_saves_what_a_failed_commit_did_not(happens: bool, error: Exception) -> None:
+def test_next_checkpoint_saves_changes_of_failed_commit(happens: bool, error: Exception) -> None:
     if isinstance(error, DiskFull) and happens:
         return
     store = FailingStore()
@@ -194,7 +194,7 @@ def test_the_next_checkpoint_saves_what_a_failed_commit_did_not(happens: bool, e
     assert after.sink.values == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
-def test_the_next_checkpoint_deletes_what_a_failed_one_did_not() -> None:
+def test_next_checkpoint_deletes_rows_of_query_after_failed_stop() -> None:
     process = Process(store := FailingStore())
     process.engine.start("q", "every", {"count": 3}, sink="out")
     process.feed(2)
@@ -209,7 +209,7 @@ def test_the_next_checkpoint_deletes_what_a_failed_one_did_not() -> None:
     assert process.crash().engine.queries == {}
 
 
-def test_a_query_is_started_by_a_checkpoint_if_its_output_does_not_wait_for_one() -> None:
+def test_query_start_is_logged_for_commit_output_and_checkpointed_for_now_output() -> None:
     for release, is_logged in (("commit", True), ("now", False)):
         process = Process(release=release)  # type: ignore[arg-type]
         process.feed(3)
@@ -219,7 +219,7 @@ def test_a_query_is_started_by_a_checkpoint_if_its_output_does_not_wait_for_one(
         assert process.crash().source.next == (0 if is_logged else 3)
 
 
-def test_a_query_whose_start_could_not_be_stored_was_not_started() -> None:
+def test_query_is_not_started_if_its_start_cannot_be_stored() -> None:
     store = FailingStore()
     for release in ("commit", "now"):
         process = Process(store, release=release)  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def test_a_query_whose_start_could_not_be_stored_was_not_started() -> None:
         process.engine.unload()
 
 
-def test_queries_and_definitions_since_the_checkpoint_survive_a_crash() -> None:
+def test_changes_of_queries_and_definitions_after_checkpoint_survive_crash() -> None:
     process = Process()
     process.engine.define("pairs", "every", {"count": 2})
     process.engine.start("old", "pairs", {"modulo": 2})
@@ -252,7 +252,7 @@ def test_queries_and_definitions_since_the_checkpoint_survive_a_crash() -> None:
     assert after.crash().engine.queries == {"new": None}
 
 
-def test_a_query_stopped_and_started_between_checkpoints_starts_from_scratch() -> None:
+def test_query_stopped_and_started_between_checkpoints_starts_with_empty_state() -> None:
     process = Process()
     process.engine.start("q", "every", {"count": 3})
     process.feed(2)
@@ -268,7 +268,7 @@ def test_a_query_stopped_and_started_between_checkpoints_starts_from_scratch() -
     assert after.crash().engine.queries == {"q": None}
 
 
-def test_a_query_that_fails_ends_alone_and_its_error_is_kept() -> None:
+def test_failing_query_ends_alone_and_its_error_survives_crash() -> None:
     ended: list[Any] = []
     process = Process(on_query_ended=lambda *end: ended.append(end))
     process.engine.start("bad", "fragile", sink="out", on_error="stop")
@@ -283,7 +283,7 @@ def test_a_query_that_fails_ends_alone_and_its_error_is_kept() -> None:
     assert after.engine.queries == {"good": None}
 
 
-def test_a_finished_query_stays_finished() -> None:
+def test_finished_query_stays_finished_after_crash() -> None:
     process = Process()
     process.engine.start("q", "timed", {"seconds": 2, "most": 2}, sink="out")
     process.feed(10)
@@ -294,7 +294,7 @@ def test_a_finished_query_stays_finished() -> None:
     assert (after.engine.queries, after.output.buffer.end) == ({"q": ""}, 2)
 
 
-def test_sources_are_refused_while_an_output_is_full_and_nothing_is_lost() -> None:
+def test_source_gets_backlogged_while_output_is_full_without_loss() -> None:
     process = Process(limit=3)
     process.engine.start("q", "every", {"count": 1}, sink="out")
     with pytest.raises(Backlogged):
@@ -306,7 +306,7 @@ def test_sources_are_refused_while_an_output_is_full_and_nothing_is_lost() -> No
     assert process.sink.values == [[0], [1], [2]]
 
 
-def test_a_gap_is_raised_to_the_source() -> None:
+def test_gap_raises_sequence_gap_to_source() -> None:
     process = Process()
     process.source.next = 2
     with pytest.raises(SequenceGap):
@@ -319,7 +319,7 @@ def sums(count: int) -> Observable[Any]:
 
 
 @pytest.mark.parametrize("release", ["commit", "now"])
-def test_queries_of_queries_are_exact_over_crashes(release: Release) -> None:
+def test_chained_queries_deliver_each_result_once_despite_crashes(release: Release) -> None:
     draw = random.Random(2)
     store, sink, acknowledged, position = MemoryStore(), Sink(), -1, 0
     for _ in range(25):
@@ -359,7 +359,7 @@ def _broken() -> Process:
     return process
 
 
-def test_a_query_that_cannot_be_loaded_fails_the_recovery_by_default() -> None:
+def test_recovery_fails_by_default_if_a_query_cannot_be_loaded() -> None:
     process = _broken()
     with pytest.raises(StateMismatch):
         process.crash()
@@ -378,7 +378,7 @@ def test_a_query_that_cannot_be_loaded_fails_the_recovery_by_default() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", list(CheckpointKind))
-def test_mitigations(
+def test_mitigation_ignores_removes_or_regenerates_query_that_cannot_be_loaded(
     mitigation: Mitigation, queries: set[str], values: list[Any], kind: CheckpointKind
 ) -> None:
     process = _broken()
@@ -402,7 +402,7 @@ def test_mitigations(
             Process(again, Sink(), 11)
 
 
-def test_a_recovery_fails_if_a_factory_is_missing() -> None:
+def test_recovery_fails_if_a_factory_is_missing() -> None:
     process = _broken()
     engine = QueryEngine(MemoryStore(process.store.content()), Factories(), VirtualScheduler())
     engine.add_source("numbers", Numbers())
@@ -411,7 +411,7 @@ def test_a_recovery_fails_if_a_factory_is_missing() -> None:
     assert engine.state is EngineState.UNLOADED
 
 
-def test_an_ignored_new_query_starts_when_it_can_be_built() -> None:
+def test_ignored_new_query_starts_once_its_factory_is_available() -> None:
     process = Process()
     process.engine.start("q", "every", {"count": 2}, sink="out")
     process.feed(2)
@@ -435,7 +435,7 @@ def test_an_ignored_new_query_starts_when_it_can_be_built() -> None:
 
 
 @pytest.mark.parametrize("breaks", [KeyboardInterrupt, SystemExit])
-def test_an_interrupted_event_is_never_saved(breaks: type[BaseException]) -> None:
+def test_checkpoint_after_interrupted_event_raises_wrong_state(breaks: type[BaseException]) -> None:
     process = Process()
     process.engine.start("q", "every", {"count": 2}, sink="out")
     process.engine.start("interrupted", "interrupted", {"at": 3})
@@ -457,7 +457,7 @@ def test_an_interrupted_event_is_never_saved(breaks: type[BaseException]) -> Non
 
 
 @pytest.mark.parametrize("what", ["a checkpoint", "an entry of the log"])
-def test_an_interrupt_before_a_commit_begins_refuses_no_later_one(
+def test_interrupt_before_commit_does_not_block_later_commits(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Process()
@@ -478,7 +478,7 @@ def test_an_interrupt_before_a_commit_begins_refuses_no_later_one(
 
 
 @pytest.mark.parametrize("waiting", ["for the state", "to record the commit"])
-def test_an_interrupt_while_a_checkpoint_waits_for_an_event_blocks_no_later_engine(
+def test_interrupt_while_checkpoint_waits_for_event_lock_does_not_block_next_engine(
     waiting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Process()
@@ -543,7 +543,7 @@ class Unsavable(Operator[int, int]):
 factories.add("unsavable", lambda: Source("numbers").pipe(applied(Unsavable)))
 
 
-def test_a_query_that_cannot_be_saved_fails_the_checkpoint_or_ends() -> None:
+def test_unserializable_query_fails_checkpoint_or_ends_by_mitigation() -> None:
     process = Process()
     process.engine.start("bad", "unsavable")
     process.feed(4)
@@ -561,7 +561,7 @@ def test_a_query_that_cannot_be_saved_fails_the_checkpoint_or_ends() -> None:
 # Misuse, and states
 
 
-def test_misuse_raises_typed_errors() -> None:
+def test_engine_misuse_raises_typed_errors() -> None:
     process = Process()
     engine = process.engine
     with pytest.raises(NoSuchQuery, match="factory"):
@@ -590,7 +590,7 @@ def test_misuse_raises_typed_errors() -> None:
     assert engine.queries == {"q": None}
 
 
-def test_an_engine_is_recovered_once_before_it_is_used() -> None:
+def test_engine_must_be_recovered_exactly_once_before_use() -> None:
     engine = QueryEngine(MemoryStore(), factories)
     with pytest.raises(WrongState, match="recover first"):
         engine.start("q", "every", {"count": 1})
@@ -599,7 +599,7 @@ def test_an_engine_is_recovered_once_before_it_is_used() -> None:
         engine.recover()
 
 
-def test_a_callback_may_not_call_its_engine() -> None:
+def test_engine_call_from_its_own_callback_raises_wrong_state() -> None:
     caught: list[BaseException] = []
 
     def meddle(query_id: str, error: object) -> None:
@@ -614,7 +614,7 @@ def test_a_callback_may_not_call_its_engine() -> None:
     assert len(caught) == 1
 
 
-def test_an_unload_releases_everything_and_stores_nothing() -> None:
+def test_unload_disposes_sources_and_stores_nothing() -> None:
     process = Process()
     process.engine.start("q", "every", {"count": 1}, sink="out")
     process.feed(3)
@@ -628,7 +628,7 @@ def test_an_unload_releases_everything_and_stores_nothing() -> None:
             use()
 
 
-def test_queries_run_during_a_commit_and_another_checkpoint_is_refused() -> None:
+def test_queries_run_during_commit_while_second_checkpoint_is_rejected() -> None:
     class Slow(MemoryStore):
         def begin(self, kind: CheckpointKind) -> Any:
             writer = super().begin(kind)
@@ -670,7 +670,7 @@ def test_queries_run_during_a_commit_and_another_checkpoint_is_refused() -> None
 
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("length", range(1, 6))
-def test_entries_of_a_key_are_combined_into_their_net_change(exists: bool, length: int) -> None:
+def test_log_entries_of_one_key_combine_into_net_change(exists: bool, length: int) -> None:
     rows = [None if exists is (number % 2 == 0) else b"row" for number in range(length)]
     entries = [LogEntry("query", "q", row) for row in rows]
     expected = {(True, True): "delete-create", (True, False): "delete", (False, True): "create"}
@@ -681,7 +681,7 @@ def test_entries_of_a_key_are_combined_into_their_net_change(exists: bool, lengt
             net_change([*entries, entries[-1]])
 
 
-def test_a_log_that_contradicts_the_checkpoint_fails_the_recovery() -> None:
+def test_recovery_fails_if_log_contradicts_checkpoint_or_is_corrupt() -> None:
     process = Process()
     process.engine.start("q", "every", {"count": 1}, sink="out")
     process.engine.checkpoint()

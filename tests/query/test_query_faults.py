@@ -1,4 +1,4 @@
-"""An engine with failing commits of every outcome, failing sources and consumers, and interrupts."""
+"""The query engine with failing commits of every outcome, failing sources and consumers, interrupts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ OUTCOMES: list[Fault] = [
 # Commits
 
 
-def test_failing_commits_and_crashes_lose_and_repeat_nothing() -> None:
+def test_failing_commits_and_crashes_neither_lose_nor_repeat_values() -> None:
     for seed in range(20):
         _run(random.Random(seed))
 
@@ -186,7 +186,7 @@ def _check(values: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(("error", "happens"), OUTCOMES)
-def test_a_query_whose_stop_failed_can_be_started_again(error: Exception, happens: bool) -> None:
+def test_query_can_be_started_again_after_failed_stop(error: Exception, happens: bool) -> None:
     process = Process()
     process.engine.start("q", "plain", {"tag": "old"}, sink="commit")
     process.engine.checkpoint()
@@ -201,7 +201,7 @@ def test_a_query_whose_stop_failed_can_be_started_again(error: Exception, happen
     assert process.sinks["commit"].values == [("new", 1, 0)]
 
 
-def test_the_next_commit_deletes_a_log_entry_of_unknown_outcome() -> None:
+def test_next_commit_deletes_log_entry_of_unknown_outcome() -> None:
     process = Process()
     process.store.fail_once(CommitUnknown("yes"), happens=True)
     with pytest.raises(CommitUnknown):
@@ -217,7 +217,7 @@ def test_the_next_commit_deletes_a_log_entry_of_unknown_outcome() -> None:
 
 
 @pytest.mark.parametrize(("error", "happens"), OUTCOMES)
-def test_an_output_waits_while_a_stop_has_an_unknown_outcome(error: Exception, happens: bool) -> None:
+def test_output_is_paused_after_failed_stop_until_next_checkpoint(error: Exception, happens: bool) -> None:
     process = Process()
     process.engine.start("q", "plain", {"tag": "q"}, sink="now")
     process.engine.start("other", "plain", {"tag": "other"}, sink="now")
@@ -233,7 +233,7 @@ def test_an_output_waits_while_a_stop_has_an_unknown_outcome(error: Exception, h
     assert process.sinks["now"].values[2:] == [("other", 2, 1)]
 
 
-def test_no_query_starts_or_stops_until_sent_values_were_produced_again() -> None:
+def test_queries_cannot_start_or_stop_until_delivered_values_are_produced_again() -> None:
     process = Process()
     process.engine.start("q", "plain", {"tag": "q"}, sink="now")
     process.source.pump(3)
@@ -255,7 +255,7 @@ def test_no_query_starts_or_stops_until_sent_values_were_produced_again() -> Non
     assert process.sinks["now"].values == [("q", 1, 0), ("q", 2, 1), ("q", 3, 2), ("other", 1, 3)]
 
 
-def test_a_conflict_about_a_definition_leaves_the_query_with_its_name() -> None:
+def test_log_conflict_of_definition_keeps_query_of_the_same_name() -> None:
     process = Process()
     process.engine.start("defined", "sized")
     process.engine.checkpoint()
@@ -267,7 +267,7 @@ def test_a_conflict_about_a_definition_leaves_the_query_with_its_name() -> None:
 # Sources
 
 
-def test_a_recovery_releases_all_sources_if_one_cannot_be_started() -> None:
+def test_failed_recovery_disposes_all_sources() -> None:
     good, bad = Numbers(), Numbers(fails="start")
     engine = QueryEngine(MemoryStore(), factories)
     engine.add_source("good", good)
@@ -277,7 +277,7 @@ def test_a_recovery_releases_all_sources_if_one_cannot_be_started() -> None:
     assert (engine.state, good.is_disposed, bad.is_disposed) == (EngineState.UNLOADED, True, True)
 
 
-def test_a_source_that_could_not_be_started_can_be_added_again() -> None:
+def test_source_can_be_added_again_after_failed_start() -> None:
     engine = QueryEngine(MemoryStore(), factories)
     engine.recover()
     with pytest.raises(DiskFull):
@@ -288,7 +288,7 @@ def test_a_source_that_could_not_be_started_can_be_added_again() -> None:
     assert engine.watermarks == {"numbers": 1}
 
 
-def test_an_unload_releases_all_sources_even_if_one_raises() -> None:
+def test_unload_disposes_all_sources_even_if_one_raises() -> None:
     bad, good = Numbers(fails="dispose"), Numbers()
     engine = QueryEngine(MemoryStore(), factories)
     engine.add_source("bad", bad)
@@ -302,7 +302,7 @@ def test_an_unload_releases_all_sources_even_if_one_raises() -> None:
             add()
 
 
-def test_a_query_is_started_though_its_source_refuses_the_acknowledgement() -> None:
+def test_query_starts_although_source_rejects_acknowledgement() -> None:
     process = Process()
     process.source.fails = "acknowledge"
     process.engine.start("q", "sized", sink="now")
@@ -315,7 +315,7 @@ def test_a_query_is_started_though_its_source_refuses_the_acknowledgement() -> N
     assert process.source.acknowledged == 0
 
 
-def test_values_without_a_time_wait_until_the_time_starts() -> None:
+def test_source_without_times_gets_backlogged_until_event_time_starts() -> None:
     process = Process()
     other = Numbers()
     process.engine.add_source("other", other)
@@ -328,7 +328,7 @@ def test_values_without_a_time_wait_until_the_time_starts() -> None:
     assert process.engine.watermarks == {"numbers": 0, "other": 1}
 
 
-def test_a_query_stopped_before_the_time_starts_never_runs() -> None:
+def test_query_stopped_before_event_time_starts_never_runs() -> None:
     process = Process()
     process.engine.start("q", "plain", {"tag": "old"}, sink="now")
     process.engine.stop("q")
@@ -339,7 +339,7 @@ def test_a_query_stopped_before_the_time_starts_never_runs() -> None:
     assert process.sinks["now"].values == [("new", 1, 0)]
 
 
-def test_a_source_that_ends_without_a_value_ends_its_queries() -> None:
+def test_source_that_completes_without_values_completes_its_queries() -> None:
     process = Process()
     process.engine.start("q", "sized", sink="now")
     process.source.observer.on_completed()
@@ -348,7 +348,7 @@ def test_a_source_that_ends_without_a_value_ends_its_queries() -> None:
     assert (process.sinks["now"].values, process.engine.queries) == ([0], {"q": ""})
 
 
-def test_nothing_continues_after_an_interrupted_event() -> None:
+def test_engine_calls_after_interrupted_event_raise_wrong_state() -> None:
     process = Process()
     factory = Factories()
     factory.add("broken", lambda: Source("numbers").pipe(mapped(_interrupt)))
@@ -378,7 +378,7 @@ def _interrupt(value: int) -> int:
 # Consumers
 
 
-def test_an_error_of_a_consumer_does_not_affect_others() -> None:
+def test_error_of_one_consumer_does_not_affect_others() -> None:
     process = Process()
     error = OSError("once")
     bad, good = Sink(error), Sink()
@@ -393,7 +393,7 @@ def test_an_error_of_a_consumer_does_not_affect_others() -> None:
     assert bad.values == [("a", 1, 0)]
 
 
-def test_the_end_is_sent_again_to_a_consumer_that_refused_it() -> None:
+def test_completion_rejected_by_consumer_is_delivered_again() -> None:
     output: OutputEdge = Process().outputs["now"]
     sink = Sink(OSError("once"))
     output.subscribe(sink, "other").start(0)
@@ -405,13 +405,13 @@ def test_the_end_is_sent_again_to_a_consumer_that_refused_it() -> None:
     assert sink.ends == 1
 
 
-def test_an_output_needs_a_limit_of_1_or_more() -> None:
+def test_output_limit_must_be_a_positive_integer() -> None:
     for bad in (0, 1.5, float("inf")):
         with pytest.raises(InvalidOption, match="limit"):
             Process().engine.add_sink("none", limit=bad)  # type: ignore[arg-type]
 
 
-def test_a_runner_needs_durations() -> None:
+def test_engine_runner_rejects_invalid_durations() -> None:
     for bad in (
         {"checkpoint_s": float("nan")},
         {"checkpoint_s": -1},

@@ -1,4 +1,4 @@
-"""Hosts of one engine, with leases in memory: who runs it, when it ends, and what is raised."""
+"""Hosts of one engine, with leases in memory: ownership, the end of the engine, and errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def met(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_standby_goes_on_when_the_owner_ends_in_order() -> None:
+def test_standby_takes_over_after_owner_stops_cleanly() -> None:
     leases = table()
     first, second = Host(leases, "a"), Host(leases, "b")
 
@@ -83,7 +83,7 @@ def test_a_standby_goes_on_when_the_owner_ends_in_order() -> None:
     assert leases.held("") == {}
 
 
-def test_an_engine_whose_lease_another_host_got_ends_without_a_checkpoint(
+def test_engine_ends_without_checkpoint_if_another_host_acquires_its_lease(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     leases = table()
@@ -104,7 +104,7 @@ def test_an_engine_whose_lease_another_host_got_ends_without_a_checkpoint(
     assert [name for name, holder in leases.held("").items() if holder.owner == "b"] == ["sums"]
 
 
-def test_an_engine_ends_when_its_lease_cannot_be_confirmed_in_time() -> None:
+def test_engine_ends_without_checkpoint_if_its_lease_cannot_be_renewed() -> None:
     leases = table()
     host = Host(leases, "a")
 
@@ -122,7 +122,7 @@ def test_an_engine_ends_when_its_lease_cannot_be_confirmed_in_time() -> None:
     assert host.notes[:2] == ["made 1", "closed"]
 
 
-def test_a_round_does_not_begin_after_the_lease_has_ended_by_the_clock() -> None:
+def test_round_does_not_start_after_lease_has_expired_by_the_clock() -> None:
     """Also if the event loop, which notices that, has not run: both were paused."""
     now = [0.0]
     leases = LeaseTable(lambda: now[0])
@@ -140,7 +140,7 @@ def test_a_round_does_not_begin_after_the_lease_has_ended_by_the_clock() -> None
     "error",
     [rt.Fenced("an owner"), StoreUnavailable("no answer"), CommitUnknown("lost"), rt.Timeout("late")],
 )
-def test_an_error_that_another_host_may_not_have_releases_the_lease(error: rt.RtError) -> None:
+def test_host_specific_error_releases_lease_to_standby(error: rt.RtError) -> None:
     leases = table()
 
     def fail(_: Host) -> None:
@@ -164,7 +164,7 @@ def test_an_error_that_another_host_may_not_have_releases_the_lease(error: rt.Rt
     assert second.notes[-2:] == ["saved", "closed"]
 
 
-def test_an_error_that_another_try_does_not_solve_is_raised_and_the_lease_released() -> None:
+def test_permanent_error_is_raised_and_releases_lease() -> None:
     leases = table()
 
     def fail(_: Host) -> None:
@@ -177,7 +177,7 @@ def test_an_error_that_another_try_does_not_solve_is_raised_and_the_lease_releas
     assert leases.held("") == {}
 
 
-def test_a_lease_that_was_acquired_without_notice_is_released_and_acquired_again() -> None:
+def test_lease_acquired_by_unanswered_request_is_acquired_again() -> None:
     leases = table()
     host = Host(leases, "a")
     acquire = host.leases.acquire
@@ -198,7 +198,7 @@ def test_a_lease_that_was_acquired_without_notice_is_released_and_acquired_again
     assert host.notes == ["made 2", "saved", "closed"]
 
 
-def test_a_process_with_the_owner_of_an_earlier_one_takes_its_lease_over() -> None:
+def test_restarted_process_with_the_same_owner_takes_over_its_lease() -> None:
     leases = table()
     assert leases.acquire("sums", "a", 3600.0) == 1
     host = Host(leases, "a")
@@ -213,7 +213,7 @@ def test_a_process_with_the_owner_of_an_earlier_one_takes_its_lease_over() -> No
     assert host.notes == ["made 2", "saved", "closed"]
 
 
-def test_an_interrupted_host_ends_its_engine_in_order() -> None:
+def test_cancelled_host_saves_closes_and_releases_lease() -> None:
     leases = table()
     host = Host(leases, "a")
 
@@ -229,6 +229,6 @@ def test_an_interrupted_host_ends_its_engine_in_order() -> None:
     assert leases.held("") == {}
 
 
-def test_a_name_that_no_lease_can_have_is_refused() -> None:
+def test_invalid_lease_name_raises_invalid_name() -> None:
     with pytest.raises(rt.InvalidName):
         QueryHost(MemoryLeases(table(), "a"), "no/../", Host(table(), "a")._build)

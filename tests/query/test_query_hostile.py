@@ -1,4 +1,4 @@
-"""Operators, factories and sources that misbehave: each harms only its own query, and says what is wrong."""
+"""Misbehaving operators, factories and sources: the error is typed, and other queries continue."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def engine_of(scheduler: Scheduler | None = None, **more: Any) -> tuple[QueryEng
         ("inner", {}, "skip", "Broken: c", ["c", "c"]),
     ],
 )
-def test_an_operator_that_cannot_be_disposed_ends_its_query_alone(
+def test_operator_with_failing_dispose_ends_only_its_query(
     factory: str, arguments: dict[str, Any], on_error: OnError, error: str, disposed: list[str]
 ) -> None:
     engine, source, sink = engine_of()
@@ -107,7 +107,7 @@ def test_an_operator_that_cannot_be_disposed_ends_its_query_alone(
     engine.unload()
 
 
-def test_a_query_is_stopped_though_an_operator_cannot_be_disposed() -> None:
+def test_query_stops_although_operator_dispose_raises() -> None:
     engine, source, _ = engine_of()
     engine.start("bad", "completes", {"count": 5})
     engine.stop("bad")
@@ -117,7 +117,7 @@ def test_a_query_is_stopped_though_an_operator_cannot_be_disposed() -> None:
     engine.unload()
 
 
-def test_an_unload_disposes_the_other_operators_and_raises() -> None:
+def test_unload_disposes_all_operators_and_raises_dispose_error() -> None:
     engine, source, _ = engine_of()
     engine.start("bad", "completes", {"count": 5})
     engine.start("bad-too", "completes", {"count": 5})
@@ -173,7 +173,7 @@ for _name, _make in ENDLESS.items():
 
 @pytest.mark.parametrize("name", list(ENDLESS))
 @pytest.mark.parametrize("scheduler", [RealScheduler, VirtualScheduler])
-def test_a_query_without_end_can_be_stopped_while_its_timers_fire(
+def test_endless_query_can_be_stopped_while_its_timers_fire(
     name: str, scheduler: Callable[[], Scheduler]
 ) -> None:
     engine, _, _ = engine_of(scheduler())
@@ -183,7 +183,7 @@ def test_a_query_without_end_can_be_stopped_while_its_timers_fire(
     engine.unload()
 
 
-def test_a_source_waits_for_timers_that_do_not_end_and_continues_when_the_query_is_stopped() -> None:
+def test_source_waits_for_endless_timers_in_virtual_time_until_query_is_stopped() -> None:
     engine, source, sink = engine_of(VirtualScheduler(), time_of=lambda value: value * 10**9)
     source.pump(1)
     engine.start("good", "plain", sink="out")
@@ -198,7 +198,7 @@ def test_a_source_waits_for_timers_that_do_not_end_and_continues_when_the_query_
     engine.unload()
 
 
-def test_in_real_time_a_query_without_end_does_not_stop_its_source() -> None:
+def test_source_continues_despite_endless_query_in_real_time() -> None:
     engine, source, sink = engine_of(RealScheduler())
     engine.start("good", "plain", sink="out")
     engine.start("endless", "endless-of")
@@ -210,7 +210,7 @@ def test_in_real_time_a_query_without_end_does_not_stop_its_source() -> None:
 
 
 @pytest.mark.parametrize("count", [999, 1000, 1001, 2500])
-def test_many_timers_at_one_time_fire_in_turns_before_the_next_value(count: int) -> None:
+def test_many_timers_due_at_the_same_time_fire_before_next_value(count: int) -> None:
     counted = Factories()
     counted.add(
         "both", lambda: creation.range(count).pipe(ops.merge(Source("in").pipe(ops.map(lambda x: -x))))
@@ -233,7 +233,7 @@ def test_many_timers_at_one_time_fire_in_turns_before_the_next_value(count: int)
     engine.unload()
 
 
-def test_a_value_without_a_time_is_refused_with_its_place() -> None:
+def test_value_without_valid_time_raises_bad_time_with_source_and_sequence_id() -> None:
     for bad in (ValueError("no"), None, "soon", 1 << 63):
 
         def time_of(value: int, bad: Any = bad) -> Any:
@@ -251,7 +251,7 @@ def test_a_value_without_a_time_is_refused_with_its_place() -> None:
         engine.unload()
 
 
-def test_values_without_a_time_are_skipped_counted_and_handed_out_if_that_is_asked_for() -> None:
+def test_values_without_valid_time_are_skipped_counted_and_reported_with_on_bad_time() -> None:
     skipped: list[BadTime] = []
     engine, source, sink = engine_of(
         VirtualScheduler(), time_of=lambda value: 6 // (value % 3), on_bad_time=skipped.append
@@ -268,7 +268,7 @@ def test_values_without_a_time_are_skipped_counted_and_handed_out_if_that_is_ask
 
 
 @pytest.mark.parametrize("kind", ["full", "FULL", None, 1])
-def test_an_invalid_kind_of_checkpoint_is_refused(kind: Any) -> None:
+def test_invalid_checkpoint_kind_raises_invalid_option(kind: Any) -> None:
     engine, source, _ = engine_of()
     source.pump(1)
     with pytest.raises(InvalidOption, match="CheckpointKind"):
@@ -277,7 +277,7 @@ def test_an_invalid_kind_of_checkpoint_is_refused(kind: Any) -> None:
     engine.unload()
 
 
-def test_an_unload_that_failed_can_be_repeated() -> None:
+def test_failed_unload_can_be_repeated() -> None:
     engine, source, _ = engine_of()
     source.fails = "dispose"
     for _ in range(2):
@@ -290,7 +290,7 @@ def test_an_unload_that_failed_can_be_repeated() -> None:
     engine.unload()
 
 
-def test_a_recovery_that_failed_can_be_released_again() -> None:
+def test_unload_after_failed_recovery_disposes_remaining_sources() -> None:
     source, bad = Numbers(fails="dispose"), Numbers(fails="start")
     engine = QueryEngine(MemoryStore(), factories)
     engine.add_source("in", source)
@@ -302,7 +302,7 @@ def test_a_recovery_that_failed_can_be_released_again() -> None:
     assert source.is_disposed
 
 
-def test_an_output_of_an_unloaded_engine_accepts_no_consumer() -> None:
+def test_output_of_unloaded_engine_rejects_consumers() -> None:
     engine = QueryEngine(MemoryStore(), factories)
     output = engine.add_sink("out")
     engine.recover()
@@ -314,12 +314,12 @@ def test_an_output_of_an_unloaded_engine_accepts_no_consumer() -> None:
 
 
 @pytest.mark.slow
-def test_the_test_kit_refuses_a_query_without_end() -> None:
+def test_test_kit_rejects_endless_query() -> None:
     with pytest.raises(AssertionError, match=r"does not end at 0\.0 s"):
         run(creation.empty().pipe(ops.repeat()))
 
 
-def test_a_time_before_1970_is_refused_and_never_taken_for_late() -> None:
+def test_time_before_1970_is_rejected_and_not_counted_as_late() -> None:
     skipped: list[BadTime] = []
     times = [5, -1, 7, -(10**20)]
     for on_bad_time in (None, skipped.append):

@@ -1,4 +1,4 @@
-"""A real engine process, killed at random moments: the nodes merge what a run without kills emits."""
+"""A real engine process killed at random moments: merged results equal those of a run without kills."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{server.url}#{server.schema(tmp_path)}"
 
 
-def test_an_engine_killed_at_random_moments_publishes_each_result_once(
+def test_engine_killed_at_random_moments_publishes_each_result_once(
     tmp_path: Path, node: LocalCluster, place: str
 ) -> None:
     feeds = Feeds(tmp_path, ["a"])

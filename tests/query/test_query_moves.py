@@ -1,4 +1,4 @@
-"""An engine that moves between two hosts, as processes, over a real node and a real PostgreSQL server."""
+"""An engine that moves between two host processes, over a real node and a real PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def root() -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def test_an_engine_goes_on_at_another_host_whatever_happens_to_its_own_and_each_result_is_there_once(
+def test_engine_fails_over_between_hosts_after_faults_and_publishes_each_result_once(
     root: Path, postgres: PostgresServer
 ) -> None:
     """On a busy machine a lease may also be lost by itself: so each step asks who is the owner."""

@@ -1,4 +1,4 @@
-"""A query for Spark, without Spark: what is refused, keys, states, and what runs for one key."""
+"""Queries for Spark, tested without Spark: rejected queries, keys, states, and the processing of a key."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_query_that_needs_more_than_one_key_is_refused_by_name(name: str) -> None:
+def test_query_that_cannot_run_per_key_raises_not_on_spark_with_its_cause(name: str) -> None:
     query, word = REFUSED[name]
     with pytest.raises(NotOnSpark, match=word):
         SparkJob(query, {})
 
 
-def test_a_mapper_that_needs_a_real_key_is_checked_when_its_group_opens() -> None:
+def test_mapper_that_reads_another_source_fails_query_when_its_group_opens() -> None:
     query = IN.pipe(
         ops.group_by(lambda message: message.topic),
         ops.flat_map(lambda group: group.pipe(ops.merge(Source(group.key[1:])))),
@@ -102,7 +102,7 @@ def test_a_mapper_that_needs_a_real_key_is_checked_when_its_group_opens() -> Non
     assert isinstance(failed.value.__cause__, NotOnSpark)
 
 
-def test_other_operators_with_a_key_are_groups_too() -> None:
+def test_operators_with_key_mapper_are_accepted_as_groups() -> None:
     by_topic = {"key_mapper": lambda each: each.topic}
     for transform in (
         ops.scan_by(by_topic["key_mapper"], lambda total, _: total + 1, 0),
@@ -112,7 +112,7 @@ def test_other_operators_with_a_key_are_groups_too() -> None:
         assert keyed_plan(IN.pipe(transform)).key_text(message(0, topic="x")) == "str x"
 
 
-def test_the_key_is_that_after_filters_and_maps() -> None:
+def test_key_is_computed_after_filters_and_maps() -> None:
     plan = keyed_plan(
         IN.pipe(
             ops.where(lambda each: each.topic == "x"),
@@ -143,12 +143,12 @@ KEYS = st.recursive(
 
 
 @given(KEYS, KEYS)
-def test_two_keys_have_one_text_if_they_are_one_in_a_dictionary(one: Any, other: Any) -> None:
+def test_key_texts_are_equal_exactly_if_keys_are_equal(one: Any, other: Any) -> None:
     one, other = key_of(one), key_of(other)
     assert (text_of(one) == text_of(other)) == (len({one, other}) == 1)
 
 
-def test_a_key_of_another_type_is_refused() -> None:
+def test_key_of_unsupported_type_raises_invalid_key() -> None:
     with pytest.raises(InvalidKey, match="cannot be grouped on Spark"):
         text_of(1j)
 
@@ -158,7 +158,9 @@ CONTENT = st.dictionaries(NAMES, st.dictionaries(NAMES, st.binary(max_size=5), m
 
 
 @given(CONTENT)
-def test_a_state_is_restored_and_a_cut_one_is_refused(content: Mapping[str, Mapping[str, bytes]]) -> None:
+def test_state_is_restored_and_truncated_state_is_rejected_as_corrupt(
+    content: Mapping[str, Mapping[str, bytes]],
+) -> None:
     data = encode_state(content)
     assert decode_state(data) == content
     for end in range(1, len(data)):
@@ -187,7 +189,7 @@ def run(job: SparkJob, *messages: Message, state: bytes | None = None) -> tuple[
     return query.results, state
 
 
-def test_a_key_whose_group_has_ended_leaves_no_state() -> None:
+def test_key_with_expired_group_has_no_state() -> None:
     query = IN.pipe(
         ops.group_by(lambda _: "x", ttl=10),
         ops.flat_map(lambda group: group.pipe(ops.count(), ops.map(str))),
@@ -204,7 +206,7 @@ def test_a_key_whose_group_has_ended_leaves_no_state() -> None:
     assert later.save() is None
 
 
-def test_a_group_that_ended_by_itself_stays_ended() -> None:
+def test_completed_group_stays_completed() -> None:
     query = IN.pipe(
         ops.group_by(lambda _: "x"),
         ops.flat_map(lambda group: group.pipe(ops.take(1), ops.map(lambda each: each.value))),
@@ -215,7 +217,7 @@ def test_a_group_that_ended_by_itself_stays_ended() -> None:
     assert run(job, message(2, b"b"), state=state) == ([], run(job, message(2, b"b"), state=state)[1])
 
 
-def test_an_error_names_the_key_and_what_the_user_wrote() -> None:
+def test_query_error_contains_key_and_original_error() -> None:
     query = IN.pipe(
         ops.group_by(lambda _: "x"), ops.flat_map(lambda group: group.pipe(ops.map(lambda each: 1 // 0)))
     )
@@ -223,7 +225,7 @@ def test_an_error_names_the_key_and_what_the_user_wrote() -> None:
         run(SparkJob(query, {}, time_of=time_of), message(1))
 
 
-def test_a_query_with_other_operators_than_its_state_is_refused() -> None:
+def test_state_of_other_operators_raises_state_mismatch() -> None:
     def job(*transforms: Any) -> SparkJob:
         groups = ops.flat_map(lambda group: group.pipe(*transforms, ops.ignore_elements()))
         return SparkJob(IN.pipe(ops.group_by(lambda _: "x"), groups), {}, time_of=time_of)
@@ -233,13 +235,13 @@ def test_a_query_with_other_operators_than_its_state_is_refused() -> None:
         run(job(ops.last()), message(2), state=state)
 
 
-def test_a_result_that_is_no_message_fails() -> None:
+def test_result_that_is_not_an_outgoing_message_raises_query_failed() -> None:
     query = IN.pipe(ops.group_by(lambda _: "x"), ops.merge_all())
     with pytest.raises(QueryFailed, match="TypeError"):
         run(SparkJob(query, {}, time_of=time_of), message(1))
 
 
-def test_late_values_go_to_the_same_sink() -> None:
+def test_late_values_are_sent_to_the_same_sink_as_results() -> None:
     def encode(value: Any) -> tuple[bytes, str, int | None]:
         if isinstance(value, OutgoingMessage):
             return as_message(value)
@@ -256,7 +258,7 @@ def test_late_values_go_to_the_same_sink() -> None:
         SparkJob(query, {}, time_of=time_of)
 
 
-def test_an_order_without_times_is_an_option_without_effect() -> None:
+def test_max_out_of_orderness_without_time_of_raises_invalid_option() -> None:
     with pytest.raises(InvalidOption, match="max_out_of_orderness_s needs time_of"):
         SparkJob(IN.pipe(ops.group_by(str)), {}, max_out_of_orderness_s=5)
 
@@ -269,7 +271,7 @@ def batch_of(*messages: Message) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(Message._fields))
 
 
-def test_messages_without_a_key_move_the_clock_but_only_the_latest_is_sent() -> None:
+def test_only_latest_message_without_key_is_sent_to_advance_the_clock() -> None:
     query = IN.pipe(
         ops.where(lambda each: each.topic == "x"), ops.group_by(lambda each: each.value), ops.merge_all()
     )
@@ -288,7 +290,7 @@ def test_messages_without_a_key_move_the_clock_but_only_the_latest_is_sent() -> 
     assert found["time_ns"].to_pylist() == [None, None]
 
 
-def test_a_time_that_is_no_number_is_refused() -> None:
+def test_time_that_is_not_an_integer_raises_bad_time() -> None:
     query = IN.pipe(ops.group_by(lambda each: each.value), ops.merge_all())
     with pytest.raises(BadTime, match="sequence id 10"):
         list(add_keys(SparkJob(query, {}, time_of=lambda _: 1.5), [batch_of(message(1))]))  # type: ignore[arg-type]
@@ -314,7 +316,7 @@ class Handle:
         self.state = None
 
 
-def test_a_key_has_one_timer_in_spark_and_its_messages_are_processed_in_order() -> None:
+def test_key_has_one_spark_timer_and_processes_its_messages_in_order() -> None:
     query = IN.pipe(
         ops.group_by(lambda each: each.topic, ttl=160),
         ops.flat_map(lambda group: group.pipe(ops.map(lambda each: each.value), ops.debounce(5))),

@@ -1,4 +1,4 @@
-"""Engines whose state is on a server: they take over from each other, and the server fails."""
+"""Engines with state on a PostgreSQL server: takeover by another engine, and server failures."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def server() -> Iterator[PostgresServer]:
     made.close()
 
 
-def test_an_engine_goes_on_where_another_host_was_fenced(postgres: PostgresServer, schema: str) -> None:
+def test_engine_continues_after_fencing_its_predecessor(postgres: PostgresServer, schema: str) -> None:
     sink = Sink()
     with PostgresStore(postgres.url, schema=schema, fence=1) as first_store:
         first = Process(first_store, sink)
@@ -87,7 +87,7 @@ def test_an_engine_goes_on_where_another_host_was_fenced(postgres: PostgresServe
     assert sink.values == expected(25)
 
 
-def test_an_engine_goes_on_after_its_server_was_killed(server: PostgresServer, schema: str) -> None:
+def test_engine_continues_after_its_server_is_killed(server: PostgresServer, schema: str) -> None:
     sink = Sink()
     with PostgresStore(server.url, schema=schema, timeout_s=5, connect_timeout_s=5) as store:
         process = Process(store, sink)

@@ -1,4 +1,4 @@
-"""Observables of reactivex, in and out."""
+"""Observables of reactivex as sources and as outputs of an engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def engine_of(source: RxSource, store: MemoryStore | None = None) -> tuple[Query
     return engine, output
 
 
-def test_a_query_between_two_observables() -> None:
+def test_query_reads_from_and_writes_to_reactivex_observables() -> None:
     source, got = RxSource(reactivex.range(0, 7)), list[Any]()
     engine, output = engine_of(source)
     to_reactivex(output).pipe(rx.map(sum)).subscribe(got.append)
@@ -41,7 +41,7 @@ def test_a_query_between_two_observables() -> None:
     assert engine.queries == {"q": ""}
 
 
-def test_an_observer_and_the_ids_of_a_source_continue_in_the_next_run() -> None:
+def test_observer_and_source_ids_continue_after_engine_restart() -> None:
     subject, got, store = Subject[int](), list[Any](), MemoryStore()
     for run in range(2):
         source = RxSource(subject)
@@ -58,7 +58,7 @@ def test_an_observer_and_the_ids_of_a_source_continue_in_the_next_run() -> None:
     assert got == [[0, 1], [2, 10], [11, 12]]
 
 
-def test_values_wait_while_an_output_is_full() -> None:
+def test_observable_values_wait_while_output_is_full() -> None:
     source = RxSource(reactivex.range(0, 20))
     engine, output = engine_of(source)
     got: list[Any] = []
@@ -74,7 +74,7 @@ def test_values_wait_while_an_output_is_full() -> None:
     assert got == [[n, n + 1] for n in range(0, 20, 2)]
 
 
-def test_an_observable_that_is_too_fast_is_refused() -> None:
+def test_observable_over_source_limit_raises_backlogged() -> None:
     subject = Subject[int]()
     source = RxSource(subject, limit=1)
     engine_of(source)
@@ -83,7 +83,7 @@ def test_an_observable_that_is_too_fast_is_refused() -> None:
         subject.on_next(2)
 
 
-def test_an_error_of_an_observable_ends_its_queries() -> None:
+def test_observable_error_ends_its_queries() -> None:
     source = RxSource(reactivex.throw(ValueError("no")))
     engine, _ = engine_of(source)
     source.pump()

@@ -1,4 +1,4 @@
-"""The schedulers of queries."""
+"""The real and virtual schedulers of queries: order of timers, clock jumps, restored timers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_cancelled_timers_are_removed_before_they_are_due() -> None:
     assert fired == list(range(1000))
 
 
-def test_after_the_clock_was_set_back_the_time_goes_on_until_it_has_caught_up() -> None:
+def test_time_advances_steadily_after_clock_is_set_back_until_clock_catches_up() -> None:
     system, steady, fired = [10], [500], list[int]()
     scheduler = RealScheduler(lambda: system[0], lambda: steady[0])
     scheduler.at(12, lambda: fired.append(scheduler.now_ns))
@@ -42,7 +42,7 @@ def test_after_the_clock_was_set_back_the_time_goes_on_until_it_has_caught_up() 
     assert scheduler.now_ns == 31
 
 
-def test_a_time_that_was_saved_while_the_clock_was_ahead_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_restored_time_ahead_of_the_clock_keeps_advancing(caplog: pytest.LogCaptureFixture) -> None:
     year_ns = 365 * 86400 * NS_PER_S
     system, steady, fired = [year_ns], [500], list[int]()
     scheduler = RealScheduler(lambda: system[0], lambda: steady[0])
@@ -54,7 +54,7 @@ def test_a_time_that_was_saved_while_the_clock_was_ahead_goes_on(caplog: pytest.
     assert [each.getMessage() for each in caplog.records] == ["clock_ahead seconds=31536000.0"]
 
 
-def test_timers_of_a_query_that_starts_fire_after_the_others_that_were_set_at_that_time() -> None:
+def test_timers_of_starting_query_fire_after_other_timers_set_at_the_same_time() -> None:
     fired: list[str] = []
 
     def timers(scheduler: VirtualScheduler, *names: str) -> None:
@@ -72,7 +72,7 @@ def test_timers_of_a_query_that_starts_fire_after_the_others_that_were_set_at_th
         fired.clear()
 
 
-def test_saved_timers_keep_their_order_before_new_ones() -> None:
+def test_restored_timers_fire_in_their_order_before_new_timers() -> None:
     fired: list[int] = []
     first = VirtualScheduler()
     saved = [(first.at(9, int, set_ns=5), number) for number in range(5)]
@@ -86,7 +86,7 @@ def test_saved_timers_keep_their_order_before_new_ones() -> None:
     assert fired == [0, 0, 1, 2, 3, 4, 9]
 
 
-def test_a_jump_of_the_clock_leaves_the_last_ticks() -> None:
+def test_clock_jump_keeps_only_last_ticks_max_ticks() -> None:
     scheduler, seen = VirtualScheduler(ticks_max=3), list[int]()
 
     def tick() -> None:
@@ -102,7 +102,7 @@ def test_a_jump_of_the_clock_leaves_the_last_ticks() -> None:
         VirtualScheduler(ticks_max=0)
 
 
-def test_timers_that_are_restored_one_by_one_fire_in_the_order_of_those_restored_at_once() -> None:
+def test_timers_restored_one_by_one_fire_in_same_order_as_timers_restored_at_once() -> None:
     times = [(number * 37) % 101 for number in range(101)]
     fired: list[list[int]] = []
     for size in (1, 101):

@@ -1,4 +1,4 @@
-"""Sinks over the life of a program: those that end with their query, and those that are dropped."""
+"""Query sinks: end with their query, shared use, recovery after a crash, and drop_sink."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Run:
 
 
 @pytest.mark.parametrize("release", ["commit", "now"])
-def test_consumers_hear_the_end_of_the_query_after_its_values(release: Release) -> None:
+def test_consumers_receive_end_of_query_after_its_values(release: Release) -> None:
     for factory, arguments, expected in (
         ("first", {"count": 2}, [0, 1, "completed"]),
         ("fragile", {}, [3, 6, "ZeroDivisionError: integer division or modulo by zero"]),
@@ -89,7 +89,7 @@ def test_consumers_hear_the_end_of_the_query_after_its_values(release: Release) 
         run.engine.unload()
 
 
-def test_an_end_that_no_checkpoint_holds_is_not_sent() -> None:
+def test_end_of_query_is_delivered_only_after_checkpoint() -> None:
     run = Run()
     run.engine.start("q", "first", {"count": 2}, sink="out")
     run.source.pump(1)
@@ -100,7 +100,7 @@ def test_an_end_that_no_checkpoint_holds_is_not_sent() -> None:
     run.engine.unload()
 
 
-def test_an_end_is_sent_again_after_a_crash() -> None:
+def test_end_of_query_in_checkpoint_is_delivered_after_crash() -> None:
     run = Run()
     run.engine.start("q", "first", {"count": 2}, sink="out")
     run.source.pump(4)
@@ -111,7 +111,7 @@ def test_an_end_is_sent_again_after_a_crash() -> None:
         each.engine.unload()
 
 
-def test_a_query_that_is_stopped_has_not_ended_and_the_next_one_continues() -> None:
+def test_stopped_query_does_not_end_sink_and_next_query_continues() -> None:
     run = Run()
     run.engine.start("q", "first", {"count": 9}, sink="out")
     run.source.pump(2)
@@ -123,7 +123,7 @@ def test_a_query_that_is_stopped_has_not_ended_and_the_next_one_continues() -> N
     run.engine.unload()
 
 
-def test_after_an_end_the_next_query_opens_the_sink_for_consumers_that_start_again() -> None:
+def test_next_query_reopens_ended_sink_for_restarted_subscriptions() -> None:
     run = Run()
     run.engine.start("q", "first", {"count": 1}, sink="out")
     run.source.pump(1)
@@ -138,7 +138,7 @@ def test_after_an_end_the_next_query_opens_the_sink_for_consumers_that_start_aga
         each.engine.unload()
 
 
-def test_after_a_crash_the_end_of_an_earlier_query_does_not_end_the_sink_of_the_next_one() -> None:
+def test_end_of_earlier_query_does_not_end_sink_of_next_query_after_crash() -> None:
     run = Run()
     run.engine.start("q", "first", {"count": 1}, sink="out")
     run.engine.checkpoint()
@@ -152,7 +152,7 @@ def test_after_a_crash_the_end_of_an_earlier_query_does_not_end_the_sink_of_the_
     run.engine.unload()
 
 
-def test_a_sink_stays_ended_if_the_next_query_could_not_be_started() -> None:
+def test_sink_stays_ended_if_start_of_next_query_fails() -> None:
     store = FailingStore()
     run = Run(store)
     run.engine.start("q", "first", {"count": 1}, sink="out")
@@ -165,7 +165,7 @@ def test_a_sink_stays_ended_if_the_next_query_could_not_be_started() -> None:
     run.engine.unload()
 
 
-def test_a_sink_that_ends_with_its_query_serves_one_at_a_time() -> None:
+def test_sink_with_ends_with_query_accepts_one_query_at_a_time() -> None:
     run = Run()
     run.engine.start("q", "first", {"count": 9}, sink="out")
     with pytest.raises(QueryExists, match="ends with its query"):
@@ -178,7 +178,7 @@ def test_a_sink_that_ends_with_its_query_serves_one_at_a_time() -> None:
     run.engine.unload()
 
 
-def test_a_shared_sink_has_no_end() -> None:
+def test_shared_sink_does_not_end_with_its_queries() -> None:
     run = Run(ends=False)
     run.engine.start("a", "first", {"count": 1}, sink="out")
     run.engine.start("b", "fragile", sink="out")
@@ -190,7 +190,7 @@ def test_a_shared_sink_has_no_end() -> None:
     run.engine.unload()
 
 
-def test_queries_of_queries_end_with_the_query_that_they_read() -> None:
+def test_downstream_query_completes_when_its_upstream_query_completes() -> None:
     source, made = Numbers(), Factories()
     made.add("first", lambda: Source("in").pipe(ops.take(3)))
     made.add("total", lambda: Source("between").pipe(ops.sum()))
@@ -211,7 +211,7 @@ def test_queries_of_queries_end_with_the_query_that_they_read() -> None:
     engine.unload()
 
 
-def test_a_reactivex_observable_of_a_sink_completes_with_the_query() -> None:
+def test_reactivex_observable_of_sink_completes_or_fails_with_query() -> None:
     assert _observed(reactivex.range(0, 3), "first", {"count": 2}) == [0, 1, "completed"]
     assert _observed(reactivex.of(2), "fragile", {}) == ["error"]
 
@@ -248,7 +248,7 @@ def left_over(values: int, acknowledged: int) -> MemoryStore:
     return run.store
 
 
-def test_a_sink_that_the_program_no_longer_has_is_dropped_with_all_its_rows() -> None:
+def test_drop_sink_deletes_all_rows_of_sink_missing_from_program() -> None:
     store = left_over(3, 3)
     assert any("sink" in each for each in store.content())
     engine = QueryEngine(store, factories)
@@ -266,7 +266,7 @@ def test_a_sink_that_the_program_no_longer_has_is_dropped_with_all_its_rows() ->
     again.unload()
 
 
-def test_unacknowledged_values_of_a_sink_are_dropped_only_if_that_is_said() -> None:
+def test_drop_sink_rejects_unacknowledged_values_without_discard() -> None:
     store = left_over(3, 1)
     engine = QueryEngine(store, factories)
     engine.recover()
@@ -280,7 +280,7 @@ def test_unacknowledged_values_of_a_sink_are_dropped_only_if_that_is_said() -> N
     engine.unload()
 
 
-def test_a_sink_that_is_used_or_unknown_is_not_dropped() -> None:
+def test_drop_sink_rejects_sink_in_use_or_unknown() -> None:
     run = Run(ends=False)
     run.engine.start("q", "first", {"count": 1}, sink="out")
     with pytest.raises(WrongState, match="queries send"):
@@ -299,7 +299,7 @@ def test_a_sink_that_is_used_or_unknown_is_not_dropped() -> None:
 
 
 @pytest.mark.parametrize("happens", [False, True])
-def test_a_drop_that_could_not_be_stored_is_stored_by_the_next_checkpoint(happens: bool) -> None:
+def test_drop_sink_with_failed_commit_is_stored_by_next_checkpoint(happens: bool) -> None:
     store = FailingStore(left_over(2, 2).content())
     engine = QueryEngine(store, factories)
     engine.recover()
@@ -311,7 +311,7 @@ def test_a_drop_that_could_not_be_stored_is_stored_by_the_next_checkpoint(happen
     engine.unload()
 
 
-def test_a_recovery_says_which_sinks_the_program_did_not_add(caplog: pytest.LogCaptureFixture) -> None:
+def test_recovery_logs_sinks_missing_from_program(caplog: pytest.LogCaptureFixture) -> None:
     engine = QueryEngine(left_over(3, 1), factories)
     with caplog.at_level("WARNING", logger="rt.query"):
         engine.recover()

@@ -1,4 +1,4 @@
-"""What an engine tells about its queries: status, metrics, log lines, and the server of these."""
+"""Query engine status, metrics, log lines, and the HTTP server for them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def query(engine: QueryEngine, query_id: str = "q") -> QueryStatus:
     return found
 
 
-def test_a_query_has_its_events_results_skipped_values_and_lag() -> None:
+def test_query_status_reports_events_results_skipped_values_and_lag() -> None:
     engine, source = engine_of()
     source.pump(2)
     engine.start("q", "inverse")
@@ -89,7 +89,7 @@ def test_a_query_has_its_events_results_skipped_values_and_lag() -> None:
     assert engine.status().dead_letters == 1
 
 
-def test_events_and_skipped_values_are_exact_after_a_crash() -> None:
+def test_event_and_skipped_counts_are_exact_after_crash() -> None:
     store = MemoryStore()
     engine, source = engine_of(store)
     source.pump(2)
@@ -103,7 +103,7 @@ def test_events_and_skipped_values_are_exact_after_a_crash() -> None:
         assert (query(after).events, query(after).skipped) == (8, 1)
 
 
-def test_events_are_counted_without_the_ids_that_a_source_left_out() -> None:
+def test_event_count_excludes_ids_skipped_by_source() -> None:
     store = MemoryStore()
     for begin, first in ((None, 7), (5, 5)):
         engine = QueryEngine(store, factories)
@@ -122,7 +122,7 @@ def test_events_are_counted_without_the_ids_that_a_source_left_out() -> None:
         engine.unload()
 
 
-def test_a_lag_that_a_source_does_not_know_is_not_guessed() -> None:
+def test_query_lag_is_none_if_source_end_is_unknown() -> None:
     engine = QueryEngine(MemoryStore(), factories)
     source, other = KnownEnd(), Numbers()
     engine.add_source("numbers", source)
@@ -142,7 +142,7 @@ def test_a_lag_that_a_source_does_not_know_is_not_guessed() -> None:
     assert query(engine).lag == 97
 
 
-def test_an_output_of_the_engine_knows_its_end() -> None:
+def test_sink_used_as_source_reports_its_end_and_lag() -> None:
     engine, source = engine_of()
     engine.add_source("between", engine.add_sink("between"))
     engine.start("q", "even", sink="between")
@@ -151,7 +151,7 @@ def test_an_output_of_the_engine_knows_its_end() -> None:
     assert (status.watermark, status.end, status.lag) == (-1, 5, 5)
 
 
-def test_the_end_of_a_query_is_shown() -> None:
+def test_query_status_shows_completion_or_error() -> None:
     engine, source = engine_of()
     engine.start("q", "inverse", on_error="stop")
     engine.start("done", "all")
@@ -162,7 +162,7 @@ def test_the_end_of_a_query_is_shown() -> None:
     assert query(engine, "done").lag == 0
 
 
-def test_the_clock_lag_is_that_of_a_clock_which_follows_values() -> None:
+def test_clock_lag_is_reported_only_for_clock_driven_by_values() -> None:
     assert engine_of()[0].status().clock_lag_s is None
     engine = QueryEngine(MemoryStore(), factories, VirtualScheduler())
     source = Numbers()
@@ -175,7 +175,7 @@ def test_the_clock_lag_is_that_of_a_clock_which_follows_values() -> None:
     assert lag_s > 10**9
 
 
-def test_a_checkpoint_has_its_size_and_time_and_each_query_its_part() -> None:
+def test_checkpoint_status_reports_size_time_failures_and_bytes_per_query() -> None:
     store = FailingStore()
     engine, source = engine_of(store)
     assert engine.status().checkpoints.ended_ns is None
@@ -215,7 +215,7 @@ def only_inner() -> Observable[Any]:
     return Source("numbers").pipe(ops.take(1), ops.flat_map(opened))
 
 
-def test_the_sources_of_ended_inner_subscriptions_count_also_after_a_recovery() -> None:
+def test_sources_of_ended_inner_subscriptions_are_counted_after_recovery() -> None:
     def made(store: Any) -> tuple[QueryEngine, Numbers, Numbers]:
         engine, numbers, others = QueryEngine(store, factories), KnownEnd(), KnownEnd()
         engine.add_source("numbers", numbers)
@@ -264,7 +264,7 @@ def staged(store: Any, source: Numbers | None = None) -> tuple[QueryEngine, Numb
     return engine, source
 
 
-def test_a_stage_has_a_row_of_its_own_and_a_query_names_the_stages_that_it_reads() -> None:
+def test_stage_has_own_status_row_and_query_status_lists_its_stages() -> None:
     store = FailingStore()
     engine, source = staged(store)
     for number in range(3):
@@ -293,7 +293,7 @@ def test_a_stage_has_a_row_of_its_own_and_a_query_names_the_stages_that_it_reads
     after.unload()
 
 
-def test_a_stage_that_begins_later_counts_from_its_start_and_one_that_is_ignored_does_not_run() -> None:
+def test_late_stage_counts_from_its_start_and_ignored_stage_does_not_run() -> None:
     store = FailingStore()
     engine, source = engine_of(store)
     source.pump(5)
@@ -317,7 +317,7 @@ def test_a_stage_that_begins_later_counts_from_its_start_and_one_that_is_ignored
 # Full outputs
 
 
-def test_a_query_says_which_output_blocks_it_and_the_log_says_so_once(caplog: Any) -> None:
+def test_query_status_names_blocking_output_and_log_reports_it_once(caplog: Any) -> None:
     caplog.set_level(logging.WARNING, "rt.query")
     engine, source = engine_of()
     output = engine.add_sink("other", limit=5)
@@ -349,7 +349,7 @@ def _records(caplog: Any) -> list[str]:
     return [each for each in found if each.startswith("sources_")]
 
 
-def test_stops_are_logged_at_most_once_a_minute_each_with_its_end(caplog: Any) -> None:
+def test_backlog_log_reports_one_stop_per_minute_and_its_end(caplog: Any) -> None:
     caplog.set_level(logging.WARNING, "rt.query")
     times = iter([0.0, 2.0, 3.0, 5.0, 61.0, 62.5])
     log = BacklogLog(lambda: next(times))
@@ -364,7 +364,7 @@ def test_stops_are_logged_at_most_once_a_minute_each_with_its_end(caplog: Any) -
     assert (log.stops, log.stopped_s) == (3, 5.5)
 
 
-def test_the_time_of_a_stop_grows_while_it_lasts() -> None:
+def test_backlog_log_stopped_time_grows_during_stop() -> None:
     times = iter([10.0, 12.0, 15.0, 16.0])
     log = BacklogLog(lambda: next(times))
     assert log.stopped_s == 0.0
@@ -374,7 +374,7 @@ def test_the_time_of_a_stop_grows_while_it_lasts() -> None:
     assert (log.stops, log.stopped_s) == (1, 6.0)
 
 
-def test_a_stop_that_a_late_thread_reports_ends_at_the_next_look() -> None:
+def test_backlog_log_stop_reported_by_late_thread_ends_at_next_update() -> None:
     """One thread saw a full output, another one that it is empty again. The first one reports last."""
     log = BacklogLog(iter([0.0, 0.5, 1.0]).__next__)
     log.update([])
@@ -383,7 +383,7 @@ def test_a_stop_that_a_late_thread_reports_ends_at_the_next_look() -> None:
     assert (log.stops, log.stopped_s) == (1, 0.5)
 
 
-def test_a_log_limit_counts_what_it_leaves_out() -> None:
+def test_log_limit_counts_suppressed_lines() -> None:
     times = [0.0, 1.0, 9.9, 10.0, 25.0, 25.0, 25.0, 35.0]
     limit = LogLimit(10.0)
     assert [limit.admit(now) for now in times] == [0, None, None, 2, 0, None, None, 2]
@@ -391,7 +391,7 @@ def test_a_log_limit_counts_what_it_leaves_out() -> None:
     assert [several.admit(now) for now in times] == [0, 0, None, 1, 0, 0, None, 1]
 
 
-def test_skipped_values_are_logged_once_in_ten_seconds(caplog: Any) -> None:
+def test_log_of_skipped_values_is_rate_limited(caplog: Any) -> None:
     caplog.set_level(logging.WARNING, "rt.query")
     engine, source = engine_of()
     engine.start_many(Start(f"q{at}", "inverse") for at in range(50))
@@ -404,7 +404,7 @@ def test_skipped_values_are_logged_once_in_ten_seconds(caplog: Any) -> None:
 # Metrics
 
 
-def test_the_metrics_are_valid_and_complete() -> None:
+def test_metrics_are_valid_prometheus_text_and_complete() -> None:
     engine, source = engine_of()
     engine.start("q", "inverse", sink="out")
     source.pump(4)
@@ -451,7 +451,7 @@ def window() -> Observable[Any]:
     return Source("times").pipe(ops.tumbling_window(5, ops.Fold.count()))
 
 
-def test_late_refused_and_skipped_values_and_the_times_of_sources_are_in_the_status_and_the_metrics() -> None:
+def test_status_and_metrics_report_event_times_and_late_and_refused_values() -> None:
     store, source = MemoryStore(), Numbers()
     engine = timed(store, source)
     (times, others) = engine.status().sources
@@ -482,7 +482,7 @@ def test_late_refused_and_skipped_values_and_the_times_of_sources_are_in_the_sta
     engine.unload()
 
 
-def test_the_metrics_of_stages_are_shown_also_without_those_of_queries() -> None:
+def test_metrics_include_stages_with_and_without_per_query_metrics() -> None:
     engine, source = staged(MemoryStore())
     engine.start("q", "key", {"key": 0})
     source.pump(8)
@@ -505,7 +505,7 @@ def get(port: int, path: str) -> tuple[str, str]:
         return answer.headers["Content-Type"], answer.read().decode()
 
 
-def test_the_status_is_served_for_several_engines() -> None:
+def test_status_server_serves_several_engines() -> None:
     (one, source), (two, _) = engine_of(), engine_of()
     one.start("q", "inverse")
     two.start("other", "even")
@@ -531,7 +531,7 @@ def test_the_status_is_served_for_several_engines() -> None:
         assert json.loads(get(port, "/queries")[1])["engines"][0]["dead_letters"][0]["value"] == "3"
 
 
-def test_a_status_that_cannot_be_read_is_answered_with_500() -> None:
+def test_status_server_returns_500_if_status_raises() -> None:
     class Broken:
         @property
         def dead_letters(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""An engine fed by one thread, saved by a second, and changed by a third."""
+"""A query engine that separate threads feed, checkpoint, change and unload at the same time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Results:
     def on_completed(self) -> None: ...
 
 
-def test_feeding_saving_and_changing_an_engine_in_three_threads_is_exact() -> None:
+def test_results_are_exact_while_three_threads_feed_checkpoint_and_change_engine() -> None:
     source, results, store = Feeding(), Results(), MemoryStore()
     engine = QueryEngine(store, factories, RealScheduler())
     engine.add_source("in", source)
@@ -136,7 +136,7 @@ class Joining(Feeding):
         assert not self.thread.is_alive(), "unload and the thread of a source wait for each other"
 
 
-def test_unload_holds_no_lock_while_a_source_waits_for_its_thread() -> None:
+def test_unload_holds_no_lock_while_source_joins_its_thread() -> None:
     engine, source, gate, errors = QueryEngine(MemoryStore(), factories), Joining(), Gate(), list[str]()
     engine.add_source("in", source)
     engine.recover()

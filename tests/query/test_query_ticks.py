@@ -1,4 +1,4 @@
-"""Periodic operators: round times, no drift, and clocks that jump over many empty windows."""
+"""Periodic query operators: alignment, timer drift, and clock jumps over many empty windows."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ TICKS = {
 
 
 @pytest.mark.parametrize("name", [*WINDOWS, *TICKS])
-def test_a_clock_that_jumps_by_a_month_fires_few_ticks_and_loses_no_value(name: str) -> None:
+def test_clock_jump_of_a_month_fires_few_ticks_and_keeps_window_values(name: str) -> None:
     at = START + 0.25
     query = IN.pipe(VALUES, WINDOWS.get(name) or ops.merge(TICKS[name]))
     events = [(at, 1), (at + 1, 2), (at + 30 * DAY, 3), (at + 30 * DAY + 1, 4), (at + 60 * DAY, 5)]
@@ -123,7 +123,7 @@ def test_a_clock_that_jumps_by_a_month_fires_few_ticks_and_loses_no_value(name: 
 
 
 @pytest.mark.parametrize("name", [*WINDOWS, *TICKS])
-def test_a_crash_in_the_middle_of_a_jump_changes_nothing(name: str) -> None:
+def test_crash_during_clock_jump_does_not_change_output(name: str) -> None:
     query = IN.pipe(ops.delay(150.1), WINDOWS.get(name) or ops.merge(TICKS[name]))
     events = [MarbleEvent(at_s, "next", at_s) for at_s in (0.25, 1.25, 400.25)]
     output = check_laws(query, {"in": [*events, MarbleEvent(401, "completed")]}, until_s=402)
@@ -134,7 +134,7 @@ def test_a_crash_in_the_middle_of_a_jump_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_skipped_windows_are_empty(name: str) -> None:
+def test_windows_skipped_by_clock_jump_are_empty(name: str) -> None:
     at = START + 0.25
     events = [(at + second, second) for second in (0, 1, 2, 90, 180, 180.5, 400, 401, 407, 900)]
     few, many = (outputs(IN.pipe(VALUES, WINDOWS[name]), events, ticks_max=most) for most in (1, 10_000))
@@ -144,9 +144,7 @@ def test_skipped_windows_are_empty(name: str) -> None:
 
 @pytest.mark.parametrize("wait_s", [0.1, 1.1, 5.1, 400.7, 20 * DAY])
 @pytest.mark.parametrize("name", WINDOWS)
-def test_a_value_that_a_timer_sends_during_a_jump_is_in_the_window_of_its_time(
-    name: str, wait_s: float
-) -> None:
+def test_value_sent_by_timer_during_clock_jump_is_in_window_of_its_time(name: str, wait_s: float) -> None:
     query = IN.pipe(VALUES, ops.delay(wait_s), WINDOWS[name], ops.where(bool))
     events = [(START + 0.25, 1), (START + 0.5, 2), (START + (40 * DAY if wait_s > DAY else 500), 3)]
     found = outputs(query, events, ticks_max=1)
@@ -157,7 +155,7 @@ def test_a_value_that_a_timer_sends_during_a_jump_is_in_the_window_of_its_time(
     assert {value for each in found for value in each} <= {1, 2}
 
 
-def test_a_sample_sets_no_timer_while_there_is_nothing_to_send() -> None:
+def test_sample_sets_no_timer_without_pending_value() -> None:
     query = IN.pipe(VALUES, ops.sample(1))
     assert outputs(query, [(START, 1), (START + 10_000 * DAY, 2), (START + 10_001 * DAY, 3)]) == [1, 2]
     runtime = QueryRuntime(VirtualScheduler())
@@ -168,7 +166,7 @@ def test_a_sample_sets_no_timer_while_there_is_nothing_to_send() -> None:
     assert runtime.scheduler.next_due_ns is None
 
 
-def test_lists_do_not_drift_with_the_lateness_of_their_timers() -> None:
+def test_windows_do_not_drift_when_timers_fire_late() -> None:
     now = [START * NS_PER_S]
     runtime = QueryRuntime(RealScheduler(lambda: now[0]))
     seen: list[Any] = []
@@ -199,7 +197,7 @@ def test_lists_do_not_drift_with_the_lateness_of_their_timers() -> None:
         assert len(seen) == 7 * tick
 
 
-def test_windows_start_at_round_times_with_an_offset() -> None:
+def test_aligned_windows_start_at_round_times_plus_offset() -> None:
     at = START + 37 * 60
     minutes = [(at + 60.0 * each, each) for each in range(200)]
     starts = {
@@ -231,7 +229,7 @@ class _Appends:
 @pytest.mark.parametrize(
     "operator", [ops.window_with_time(1), ops.window_with_time_or_count(1, 5)], ids=["time", "time_or_count"]
 )
-def test_windows_do_not_depend_on_whether_the_timers_of_the_start_fired_before_a_jump(
+def test_window_count_is_same_if_due_timers_fire_before_clock_jump(
     operator: Transform,
 ) -> None:
     """After a crash, due timers may fire before the value that comes again."""

@@ -1,4 +1,4 @@
-"""Messages in, messages out: each exactly once, over crashes, from files to files."""
+"""Queries that read and publish rt messages: exactly once over crashes, gaps, resets and errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
 
 
 @pytest.mark.parametrize("release", ["commit", "now"])
-def test_each_result_is_published_once_over_crashes_at_random_moments(
+def test_each_result_is_published_once_across_random_crashes(
     tmp_path: Path, feeds: Feeds, release: Release
 ) -> None:
     fill(feeds, 90)
@@ -81,7 +81,7 @@ def test_each_result_is_published_once_over_crashes_at_random_moments(
     assert published(tmp_path) == expected
 
 
-def test_a_named_source_acknowledges_what_checkpoints_hold(tmp_path: Path, feeds: Feeds) -> None:
+def test_named_source_acknowledges_only_messages_in_checkpoints(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 4)
     machine = Machine(tmp_path, MemoryStore(), log=feeds.path, name="queries")
     machine.source.pump()
@@ -111,7 +111,7 @@ class Interleaved(MessageSource):
         self._value = value
 
 
-def test_an_acknowledgement_during_a_pump_is_not_lost(feeds: Feeds) -> None:
+def test_acknowledgement_during_pump_is_not_lost(feeds: Feeds) -> None:
     fill(feeds, 4)
     source = Interleaved(feeds.path, "s", name="queries")
     source.subscribe(observer := Picky()).start(0)
@@ -125,7 +125,7 @@ def test_an_acknowledgement_during_a_pump_is_not_lost(feeds: Feeds) -> None:
         assert after.position == 3
 
 
-def test_trimmed_messages_raise_a_gap(tmp_path: Path, feeds: Feeds) -> None:
+def test_trimmed_messages_raise_gap(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 3)
     feeds.roll()
     fill(feeds, 3, first=3)
@@ -140,9 +140,7 @@ def test_trimmed_messages_raise_a_gap(tmp_path: Path, feeds: Feeds) -> None:
     machine.crash()
 
 
-def test_messages_that_a_forced_reset_replaced_are_not_left_out_silently(
-    tmp_path: Path, feeds: Feeds
-) -> None:
+def test_messages_replaced_by_forced_reset_raise_diverged(tmp_path: Path, feeds: Feeds) -> None:
     """The store has processed 10 messages. Then the log continues from position 6 with others."""
     fill(feeds, 10)
     machine = Machine(tmp_path, store := MemoryStore(), log=feeds.path)
@@ -185,7 +183,7 @@ class Picky:
     def on_completed(self) -> None: ...
 
 
-def test_a_refused_message_is_sent_again_and_none_is_left_out(feeds: Feeds) -> None:
+def test_message_rejected_by_backlogged_observer_is_sent_again_in_order(feeds: Feeds) -> None:
     observer = Picky()
     feeds.publish("a", [b"%d" % number for number in range(6)], "t", [BASE_NS] * 6)
     feeds.merge()
@@ -200,7 +198,7 @@ def test_a_refused_message_is_sent_again_and_none_is_left_out(feeds: Feeds) -> N
 
 
 @pytest.mark.parametrize(("first", "expected"), [("earliest", b"pair 3 4"), ("latest", b"pair 6 7")])
-def test_queries_can_start_at_either_end_of_a_trimmed_log(
+def test_source_starts_at_earliest_or_latest_message_of_trimmed_log(
     tmp_path: Path, feeds: Feeds, first: str, expected: bytes
 ) -> None:
     fill(feeds, 3)
@@ -215,7 +213,7 @@ def test_queries_can_start_at_either_end_of_a_trimmed_log(
         MessageSource(feeds.path, "s", first="newest")  # type: ignore[arg-type]
 
 
-def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path, feeds: Feeds) -> None:
+def test_unpublishable_result_fails_only_its_query(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 3)
     machine = Machine(tmp_path, MemoryStore(), log=feeds.path)
     machine.engine.start("bad", "numbers", sink="out", on_error="stop")
@@ -224,7 +222,7 @@ def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path, f
     assert machine.engine.queries["pairs"] is None
 
 
-def test_a_source_of_messages_knows_its_lag(tmp_path: Path, feeds: Feeds) -> None:
+def test_message_source_reports_its_lag(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 5)
     machine = Machine(tmp_path, MemoryStore(), log=feeds.path)
     machine.source.pump(2)
@@ -236,7 +234,7 @@ def test_a_source_of_messages_knows_its_lag(tmp_path: Path, feeds: Feeds) -> Non
     assert (status.watermark, status.lag) == (4, 0)
 
 
-def test_a_lost_store_is_found_before_old_numbers_are_published_again(tmp_path: Path, feeds: Feeds) -> None:
+def test_lost_store_raises_write_conflict_before_numbers_are_reused(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 9)
     Machine(tmp_path, MemoryStore(), log=feeds.path).finish(9)
     assert published(tmp_path)
@@ -244,7 +242,7 @@ def test_a_lost_store_is_found_before_old_numbers_are_published_again(tmp_path: 
         Machine(tmp_path, MemoryStore(), log=feeds.path)
 
 
-def test_a_full_checkpoint_holds_the_output(tmp_path: Path, feeds: Feeds) -> None:
+def test_full_checkpoint_keeps_output_values(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 9)
     machine = Machine(tmp_path, store := MemoryStore(), log=feeds.path)
     machine.source.pump()
@@ -262,19 +260,19 @@ def test_a_full_checkpoint_holds_the_output(tmp_path: Path, feeds: Feeds) -> Non
         (OutgoingMessage(b"x", "topic", 5), (b"x", "topic", 5)),
     ],
 )
-def test_a_value_is_encoded_as_a_message(value: Any, expected: Any) -> None:
+def test_message_is_encoded_from_bytes_text_or_outgoing_message(value: Any, expected: Any) -> None:
     assert as_message(value) == expected
 
 
 @pytest.mark.parametrize(
     "value", [7, OutgoingMessage(b"", "t" * 2000), OutgoingMessage(b"", "", 2**70), None]
 )
-def test_a_value_that_is_not_a_message_is_refused(value: Any) -> None:
+def test_message_from_invalid_value_is_rejected(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         as_message(value)
 
 
-def test_a_source_has_one_observer(tmp_path: Path) -> None:
+def test_message_source_accepts_only_one_observer(tmp_path: Path) -> None:
     source = MessageSource(tmp_path, "s")
     source.subscribe(object())  # type: ignore[arg-type]
     with pytest.raises(QueryExists):
@@ -282,7 +280,7 @@ def test_a_source_has_one_observer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sink_whose_session_another_publisher_took_over_says_so(tmp_path: Path, feeds: Feeds) -> None:
+def test_sink_raises_fenced_if_another_publisher_took_over_its_session(tmp_path: Path, feeds: Feeds) -> None:
     init_ca(pki := tmp_path / "pki")
     issue(pki, Identity("s", "node", "n1"), loopback=True)
     issue(pki, Identity("s", "publisher", "out"))
@@ -306,7 +304,7 @@ def test_a_sink_whose_session_another_publisher_took_over_says_so(tmp_path: Path
             queries.sink.close(timeout=0)
 
 
-def test_a_source_that_could_not_be_closed_is_closed_by_the_next_call(feeds: Feeds) -> None:
+def test_failed_close_of_source_is_retried_by_next_unload(feeds: Feeds) -> None:
     fill(feeds, 3)
     source = MessageSource(feeds.path, "s")
     engine = QueryEngine(MemoryStore(), Factories())

@@ -1,4 +1,4 @@
-"""Values are shared: who changes one is found, if that is checked."""
+"""Detection of queries and sources that change shared values, in check_laws and in engines."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ CHANGES: dict[str, tuple[Observable[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", list(CHANGES))
-def test_check_laws_names_the_operator_that_changed_a_value(name: str) -> None:
+def test_check_laws_names_operator_changing_shared_value(name: str) -> None:
     query, culprit = CHANGES[name]
     with pytest.raises(AssertionError) as raised:
         check_laws(query, {"in": hot("abcdef|")})
@@ -110,7 +110,7 @@ def test_check_laws_names_the_operator_that_changed_a_value(name: str) -> None:
     assert "Values are shared" in str(raised.value)
 
 
-def test_check_laws_accepts_queries_that_make_new_values() -> None:
+def test_check_laws_accepts_queries_creating_new_values() -> None:
     query = Source("in").pipe(ops.scan(lambda values, value: [*values, value], []), ops.map(len))
     assert [each.value for each in check_laws(query, {"in": hot("abc")})] == [1, 2, 3]
 
@@ -133,7 +133,7 @@ def engine_of(*, check_values: bool) -> tuple[QueryEngine, RxSource, Sink, Any]:
     return engine, source, sink, subject
 
 
-def test_a_query_that_changes_what_others_see_ends_in_an_engine_that_checks() -> None:
+def test_query_changing_shared_value_fails_only_with_check_values() -> None:
     for check_values in (True, False):
         engine, source, sink, subject = engine_of(check_values=check_values)
         engine.start("bad", "changed")
@@ -154,7 +154,7 @@ def test_a_query_that_changes_what_others_see_ends_in_an_engine_that_checks() ->
         engine.unload()
 
 
-def test_a_source_that_sends_one_list_again_and_again_is_found() -> None:
+def test_source_resending_changed_list_is_detected() -> None:
     engine, source, _, subject = engine_of(check_values=True)
     engine.start("good", "passed")
     values = [1]
@@ -185,7 +185,7 @@ def test_a_source_that_sends_one_list_again_and_again_is_found() -> None:
         (Slotted(), lambda v: setattr(v, "count", 1)),
     ],
 )
-def test_every_kind_of_change_is_found(value: Any, change: Callable[[Any], object]) -> None:
+def test_mutation_check_detects_every_kind_of_change(value: Any, change: Callable[[Any], object]) -> None:
     check = MutationCheck()
     check.remember(value, "one")
     check.look("other")
@@ -196,7 +196,7 @@ def test_every_kind_of_change_is_found(value: Any, change: Callable[[Any], objec
     assert len(check.found) == 1
 
 
-def test_values_that_contain_themselves_or_nan_have_not_changed() -> None:
+def test_mutation_check_detects_only_real_changes_of_cyclic_and_nan_values() -> None:
     check = MutationCheck()
     cycle: list[Any] = [float("nan"), object(), Source("in")]
     cycle.append(cycle)
@@ -208,13 +208,13 @@ def test_values_that_contain_themselves_or_nan_have_not_changed() -> None:
 
 
 @pytest.mark.parametrize("value", [Record("/"), FrozenClick("/"), (1, "a"), 1.5, None])
-def test_a_value_that_cannot_change_is_not_remembered(value: Any) -> None:
+def test_mutation_check_does_not_remember_immutable_values(value: Any) -> None:
     check = MutationCheck()
     check.remember(value, "one")
     assert not check._emitted
 
 
-def test_only_the_last_values_are_remembered() -> None:
+def test_mutation_check_remembers_only_last_values() -> None:
     check = MutationCheck()
     first = [0]
     check.remember(first, "one")
@@ -226,7 +226,7 @@ def test_only_the_last_values_are_remembered() -> None:
     assert len(check._emitted) == REMEMBERED
 
 
-def test_a_seed_belongs_to_one_subscription() -> None:
+def test_scan_seed_is_not_shared_between_subscriptions() -> None:
     made = Factories()
     made.add("listed", lambda: Source("in").pipe(ops.scan(appended, SEED), ops.map(tuple)))
     made.add("argument", lambda seed: Source("in").pipe(ops.scan(appended, seed), ops.map(tuple)))

@@ -1,4 +1,4 @@
-"""A query that reads a stage behaves as one that has the operators of the stage itself."""
+"""Shared stages of queries: same results as inlined operators, error policies, recovery, and keys."""
 
 from __future__ import annotations
 
@@ -307,16 +307,14 @@ def compare(plan: Plan, data: st.DataObject) -> None:
 @pytest.mark.slow
 @settings(max_examples=150, phases=[Phase.explicit, Phase.generate])
 @given(plans(PURE, st.integers(0, 8)), st.data())
-def test_a_query_on_a_stage_has_the_results_of_one_with_its_operators(
-    plan: Plan, data: st.DataObject
-) -> None:
+def test_query_on_stage_has_same_results_as_query_with_its_operators(plan: Plan, data: st.DataObject) -> None:
     compare(plan, data)
 
 
 @pytest.mark.slow
 @settings(max_examples=100, phases=[Phase.explicit, Phase.generate])
 @given(plans([*TIMED, *TIMED, *PURE], st.just(0)), st.data())
-def test_the_timers_of_a_stage_have_the_order_of_those_of_queries(plan: Plan, data: st.DataObject) -> None:
+def test_stage_timers_fire_in_same_order_as_query_timers(plan: Plan, data: st.DataObject) -> None:
     """Of one stage: those of two stages at one instant are in the order of the stages' own timers."""
     compare(plan, data)
 
@@ -348,7 +346,7 @@ def sent(engine: QueryEngine) -> list[Any]:
 IN = Source("in")
 
 
-def test_a_value_that_a_stage_leaves_out_is_one_dead_letter_of_the_stage() -> None:
+def test_value_skipped_by_stage_is_one_dead_letter_of_stage() -> None:
     stage = IN.pipe(ops.map(lambda n: [n, 10 // (n - 2)]))
     store = FailingStore()
     engine, source = engine_with(
@@ -369,7 +367,7 @@ def test_a_value_that_a_stage_leaves_out_is_one_dead_letter_of_the_stage() -> No
 
 
 @pytest.mark.parametrize("in_key", [False, True])
-def test_an_error_policy_can_end_a_stage_with_its_queries_also_after_a_restart(in_key: bool) -> None:
+def test_on_error_stop_ends_stage_and_its_queries_even_after_restart(in_key: bool) -> None:
     stage = IN if in_key else IN.pipe(ops.map(lambda n: 1 // (n - 2)))
     options = {"on_error": "stop", "key_of": lambda n: [][n] if in_key and n == 2 else 0}
     store = FailingStore()
@@ -387,7 +385,7 @@ def test_an_error_policy_can_end_a_stage_with_its_queries_also_after_a_restart(i
     engine.unload()
 
 
-def test_a_stage_can_stop_the_engine_and_the_value_comes_again() -> None:
+def test_on_error_stop_engine_stops_engine_and_value_is_sent_again() -> None:
     stage, store = IN.pipe(ops.map(lambda n: 1 // (n - 2))), FailingStore()
     engine, source = engine_with(("s", stage, {"on_error": "stop-engine"}), store=store)
     engine.start("q", "read", {"name": "s"}, sink="out")
@@ -400,7 +398,7 @@ def test_a_stage_can_stop_the_engine_and_the_value_comes_again() -> None:
     engine.unload()
 
 
-def test_a_function_of_a_stage_is_called_again_as_its_policy_says() -> None:
+def test_on_error_retry_calls_key_function_of_stage_again() -> None:
     failures = [ValueError("once"), KeyError("twice")]
 
     def flaky(value: int) -> int:
@@ -416,7 +414,7 @@ def test_a_function_of_a_stage_is_called_again_as_its_policy_says() -> None:
     engine.unload()
 
 
-def test_a_stored_stage_that_is_missing_or_has_another_shape_is_an_error_of_the_recovery() -> None:
+def test_recovery_rejects_missing_or_changed_stage_without_mitigation() -> None:
     store = FailingStore()
     engine, source = engine_with(("s", IN.pipe(ops.scan(lambda a, b: a + b, 0)), {}), store=store)
     source.pump(4)
@@ -445,7 +443,7 @@ def test_a_stored_stage_that_is_missing_or_has_another_shape_is_an_error_of_the_
     engine.unload()
 
 
-def test_what_a_stage_must_not_be_is_refused() -> None:
+def test_invalid_stages_and_stage_keys_are_rejected() -> None:
     late = IN.pipe(ops.flat_map(lambda _: Source("s")))
     with pytest.raises(NoSuchQuery):
         engine_with(("s", Source("s"), {}))
@@ -473,7 +471,7 @@ def test_what_a_stage_must_not_be_is_refused() -> None:
     assert issubclass(InvalidKey, TypeError)
 
 
-def test_queries_on_keys_come_and_go_without_a_trace() -> None:
+def test_keyed_queries_start_and_stop_without_leftover_routes() -> None:
     engine, source = engine_with(("s", lambda: IN.pipe(ops.map(abs)), {"key_of": lambda n: n % 5}))
     for number in range(5):
         engine.start(f"q{number}", "key", {"name": "s", "key": number}, sink="out")
@@ -488,7 +486,7 @@ def test_queries_on_keys_come_and_go_without_a_trace() -> None:
     engine.unload()
 
 
-def test_a_query_that_changes_a_shared_value_is_found() -> None:
+def test_query_changing_stage_value_fails_with_value_changed() -> None:
     factories = Factories()
     factories.add("change", lambda: Source("s").pipe(ops.map(lambda v: v.append(1))))
     engine, source = QueryEngine(FailingStore(), factories, check_values=True), Numbers()

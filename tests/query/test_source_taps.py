@@ -1,4 +1,4 @@
-"""A feed sends each value to the present queries, in the order of their starts."""
+"""Taps of a source feed: which queries receive a value, in which order, and errors of predicates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Null:
 
 
 @pytest.mark.parametrize("tests_first", [True, False])
-def test_a_value_goes_to_the_present_queries_in_the_order_of_their_starts(tests_first: bool) -> None:
+def test_value_reaches_running_queries_in_order_of_their_starts(tests_first: bool) -> None:
     draw = random.Random(5)
     for _ in range(30):
         world, running, made = World(tests_first=tests_first), list[int](), 0
@@ -94,7 +94,7 @@ def test_a_value_goes_to_the_present_queries_in_the_order_of_their_starts(tests_
             assert world.got == [(each, value) for each in wanted]
 
 
-def test_a_tap_that_a_value_ended_does_not_receive_it() -> None:
+def test_tap_detached_by_value_does_not_receive_it() -> None:
     """The second tap of each query is detached by the first one's value."""
     calls: list[int] = []
     watched = IN.pipe(ops.where(lambda value: calls.append(value) or True))  # type: ignore[func-returns-value]
@@ -103,13 +103,13 @@ def test_a_tap_that_a_value_ended_does_not_receive_it() -> None:
     assert calls == []
 
 
-def test_an_error_of_the_first_test_can_be_caught() -> None:
+def test_error_of_where_predicate_can_be_caught() -> None:
     failing = IN.pipe(ops.where(lambda value: 1 // (value - 2) or True), ops.catch(IN))
     output = check_laws(failing, {"in": hot("1234|")})
     assert [event.value for event in output if event.kind == "next"] == [1, 3, 4]
 
 
-def test_a_subclass_that_processes_values_otherwise_is_asked() -> None:
+def test_on_next_override_of_where_subclass_is_called() -> None:
     class Doubled(Where[int]):
         __slots__ = ()
 
@@ -120,7 +120,7 @@ def test_a_subclass_that_processes_values_otherwise_is_asked() -> None:
     assert [event.value for event in output if event.kind == "next"] == [4, 6]
 
 
-def test_a_tap_that_a_value_ended_does_not_receive_it_while_a_later_query_waits_for_its_first() -> None:
+def test_tap_detached_by_value_does_not_receive_it_while_later_query_waits() -> None:
     """As after a crash: the second query was started after values that come again."""
     calls: list[int] = []
     world = World(tests_first=True)
@@ -134,7 +134,7 @@ def test_a_tap_that_a_value_ended_does_not_receive_it_while_a_later_query_waits_
     assert calls == []
 
 
-def test_a_source_without_values_forgets_queries_that_ended() -> None:
+def test_idle_source_releases_deleted_queries() -> None:
     world, out = World(tests_first=False), _Null()
     group = OperatorGroup(world.runtime, "q")
     group.build(IN, out)
@@ -147,7 +147,7 @@ def test_a_source_without_values_forgets_queries_that_ended() -> None:
     assert known() is None
 
 
-def test_a_test_whose_result_has_no_truth_concerns_only_its_query() -> None:
+def test_error_of_where_result_without_truth_value_can_be_caught() -> None:
     class Untrue:
         def __bool__(self) -> bool:
             raise ValueError("no truth")

@@ -1,4 +1,4 @@
-"""Stages and their queries after faults: ends that a recovery finds, odd keys, bursts, sources that fail."""
+"""Stages and their queries after faults: failed restarts, odd keys, bursts, and failing sources."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class World:
         return sink.values
 
 
-def test_the_queries_of_a_stage_that_cannot_start_again_end_with_it() -> None:
+def test_queries_of_stage_fail_if_stage_cannot_restart() -> None:
     fails: list[Exception] = []
     stages = [("s", IN.pipe(applied(Connecting, fails)), {}), ("later", Source("s"), {})]
     world = World(*stages)
@@ -129,7 +129,7 @@ def test_the_queries_of_a_stage_that_cannot_start_again_end_with_it() -> None:
 
 
 @pytest.mark.parametrize("end", [None, ValueError("end")])
-def test_a_query_ends_if_what_it_reads_ended_while_it_was_ignored(end: Exception | None) -> None:
+def test_ignored_query_ends_if_its_source_or_stage_ended_meanwhile(end: Exception | None) -> None:
     stages = [("s", IN, {})]
     world = World(*stages)
     world.start("on-source", name="in")
@@ -153,7 +153,7 @@ def test_a_query_ends_if_what_it_reads_ended_while_it_was_ignored(end: Exception
 
 
 @pytest.mark.parametrize("of", ["key", "pair"])
-def test_nan_is_one_key_for_queries_and_stages_also_after_a_restart(of: str) -> None:
+def test_nan_is_one_key_for_queries_and_stages_after_restart(of: str) -> None:
     key = float if of == "key" else lambda text: ("pair", float(text))
     through = Source("s", key=key("-nan"))
     stages = [("s", IN, {"key_of": lambda _: key("nan")}), ("t", through, {"key_of": lambda _: key("nan")})]
@@ -180,7 +180,7 @@ class Odd:
         raise ArithmeticError("not comparable")
 
 
-def test_a_value_whose_key_cannot_be_compared_is_left_out_by_all() -> None:
+def test_value_with_incomparable_key_is_skipped_by_all_readers_of_stage() -> None:
     world = World(
         ("s", IN, {"key_of": lambda n: Odd() if n == 1 else n}),
         ("one", Source("s", key="odd"), {}),
@@ -194,7 +194,7 @@ def test_a_value_whose_key_cannot_be_compared_is_left_out_by_all() -> None:
     world.engine.unload()
 
 
-def test_stages_that_read_a_key_are_found_by_it() -> None:
+def test_keyed_stages_are_found_without_comparing_all_keys() -> None:
     compared = []
 
     class Counted(str):
@@ -216,7 +216,7 @@ def test_stages_that_read_a_key_are_found_by_it() -> None:
     world.engine.unload()
 
 
-def test_a_message_of_many_values_takes_memory_for_the_values_and_the_queries_not_for_each_pair() -> None:
+def test_message_of_many_values_takes_under_20_bytes_per_value_and_query() -> None:
     count = 200
     world = World(("s", IN.pipe(ops.map(lambda _: range(count)), applied(Spread)), {}))
     world.engine.start_many([Start(f"q{number}", "read", {"name": "s"}) for number in range(count)])
@@ -232,7 +232,7 @@ def test_a_message_of_many_values_takes_memory_for_the_values_and_the_queries_no
     world.engine.unload()
 
 
-def test_a_source_that_could_not_be_added_can_be_read_by_nothing() -> None:
+def test_source_cannot_be_read_if_add_source_failed() -> None:
     class Refusing(Numbers):
         def subscribe(self, observer: Any, /) -> Numbers:
             raise DiskFull("subscribe")
@@ -254,7 +254,7 @@ def test_a_source_that_could_not_be_added_can_be_read_by_nothing() -> None:
     engine.unload()
 
 
-def test_a_copied_description_reads_what_the_original_reads() -> None:
+def test_deep_copied_query_reads_same_values_as_original() -> None:
     world = World(("s", IN, {"key_of": lambda n: n}))
     for name in ("in", "s"):
         world.start(name, "copied", name=name)
@@ -275,7 +275,7 @@ def total(source: Observable[Any]) -> Observable[Any]:
 
 @pytest.mark.parametrize("kind", CheckpointKind)
 @pytest.mark.parametrize("in_later_run", [False, True])
-def test_a_stage_that_ended_is_restarted_without_state(kind: CheckpointKind, in_later_run: bool) -> None:
+def test_ended_stage_restarts_without_state(kind: CheckpointKind, in_later_run: bool) -> None:
     stages = [("s", total(IN), {"on_error": "stop", "key_of": lambda n: n % 2}), ("later", Source("s"), {})]
     world = World(*stages)
     assert world.engine.stages.ends == {"s": None, "later": None}
@@ -305,7 +305,7 @@ def test_a_stage_that_ended_is_restarted_without_state(kind: CheckpointKind, in_
     world.engine.unload()
 
 
-def test_a_query_that_began_before_the_restart_of_its_stage_continues_with_it() -> None:
+def test_query_started_before_stage_restart_continues_after_it() -> None:
     world = World(("s", IN.pipe(ops.map(not_two)), {"on_error": "stop"}))
     world.source.pump(3)
     world.start("q", name="s")
@@ -317,7 +317,7 @@ def test_a_query_that_began_before_the_restart_of_its_stage_continues_with_it() 
     world.engine.unload()
 
 
-def test_a_restart_whose_checkpoint_fails_is_durable_with_the_next_one() -> None:
+def test_stage_restart_with_failed_checkpoint_becomes_durable_with_next_commit() -> None:
     stages = [("s", total(IN), {"on_error": "stop"})]
     world = World(*stages)
     world.source.pump(4)
@@ -337,7 +337,7 @@ def test_a_restart_whose_checkpoint_fails_is_durable_with_the_next_one() -> None
 
 @pytest.mark.parametrize("before", ["in", "s"])
 @pytest.mark.parametrize("now", ["other", "s"])
-def test_a_query_that_reads_something_else_in_a_new_program_gets_all_of_it(before: str, now: str) -> None:
+def test_query_reading_another_source_in_new_program_receives_all_its_values(before: str, now: str) -> None:
     """A source has ids of its own: those of the other one at the query's start mean nothing for it."""
     read, store = before, FailingStore()
 

@@ -1,4 +1,4 @@
-"""What a node accepts, every reader reads: batches with valid checksums and hostile contents.
+"""Batches with valid checksums and hostile contents: readers decode every batch a node accepts.
 
 The fuzzer knows the structure of a batch. It lays columns and values out as a publisher does, changes some
 of what they say, stores them as some encoder might, and makes the header and both checksums fit.
@@ -354,7 +354,7 @@ def check_everything_reads(disk: MemoryDisk, forged: Forged) -> None:
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(forgeries())
-def test_every_reader_decodes_what_a_node_accepts(forged: Forged) -> None:
+def test_readers_decode_every_batch_accepted_by_node(forged: Forged) -> None:
     data, at = session_with(forged)
     disk = MemoryDisk()
     if accepts(disk, data):
@@ -366,7 +366,7 @@ def test_every_reader_decodes_what_a_node_accepts(forged: Forged) -> None:
 
 
 @given(forgeries())
-def test_an_event_loop_takes_what_a_thread_takes(forged: Forged) -> None:
+def test_event_loop_and_thread_accept_same_batches(forged: Forged) -> None:
     data, _ = session_with(forged)
     disks = MemoryDisk(), MemoryDisk()
     assert accepts(disks[0], data) == accepts(disks[1], data, quickly=True)
@@ -377,7 +377,7 @@ def test_an_event_loop_takes_what_a_thread_takes(forged: Forged) -> None:
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(forgeries())
-def test_a_batch_alone_is_accepted_if_and_only_if_it_decodes(forged: Forged) -> None:
+def test_single_batch_is_accepted_if_and_only_if_it_decodes(forged: Forged) -> None:
     """But for frames of very small blocks, which only nodes refuse."""
     data = forged.lay_out(0, 0)
     header = BatchHeader._make(HEADER.unpack_from(data))
@@ -420,7 +420,7 @@ def header_of(data: bytes) -> BatchHeader:
 
 @pytest.mark.parametrize(("low", "high"), [(6, 7), (7, 8), (8, 6), (0, 0), (-(2**63), 2**63 - 1)])
 @pytest.mark.parametrize("count", [1, 40])
-def test_a_time_range_that_is_not_that_of_the_messages_is_refused(low: int, high: int, count: int) -> None:
+def test_header_time_range_differing_from_messages_is_rejected(low: int, high: int, count: int) -> None:
     data = forge(
         columns([0] * (count + 1), [7] * count, [], [0, 1], b"t"),
         message_count=count,
@@ -432,14 +432,14 @@ def test_a_time_range_that_is_not_that_of_the_messages_is_refused(low: int, high
 
 
 @pytest.mark.parametrize("flags", [2, 15, 18, 32, 0x8000])
-def test_unknown_flags_are_refused(flags: int) -> None:
+def test_unknown_header_flags_are_rejected(flags: int) -> None:
     data = forge(columns([0, 1], [0], [], [0, 1], b"t"), b"v", flags=flags)
     with pytest.raises(BadColumns, match=f"flags {flags:#06x}"):
         check_columns(header_of(data), memoryview(data))
 
 
 @pytest.mark.parametrize("size", [5000, 3_000_000])
-def test_values_that_do_not_decompress_are_refused(size: int) -> None:
+def test_values_failing_to_decompress_are_rejected(size: int) -> None:
     good = zstandard.ZstdCompressor().compress(np.random.default_rng(1).bytes(size // 2) + bytes(size // 2))
     assert zstandard.get_frame_parameters(good).content_size == size
     plain = columns([0, size], [7], [], [0, 1], b"t")
@@ -482,7 +482,7 @@ def bomb() -> bytes:
     )
 
 
-def test_a_decompression_bomb_is_refused_by_nodes_and_readers_and_takes_no_memory(bomb: bytes) -> None:
+def test_decompression_bomb_is_rejected_by_nodes_and_readers_using_under_1_mib(bomb: bytes) -> None:
     header = header_of(bomb)
     check_header(header)
     tracemalloc.start()
@@ -498,7 +498,7 @@ def test_a_decompression_bomb_is_refused_by_nodes_and_readers_and_takes_no_memor
         tracemalloc.stop()
 
 
-def test_what_a_publisher_compresses_best_is_accepted_without_being_held_in_memory() -> None:
+def test_batch_with_best_compression_ratio_is_accepted_using_under_1_mib() -> None:
     data = batch([Said("t", bytes(100 * 2**20))], codec=CODEC_ZSTD)
     header = header_of(data)
     assert header.flags == CODEC_ZSTD
@@ -514,7 +514,7 @@ def test_what_a_publisher_compresses_best_is_accepted_without_being_held_in_memo
     assert len(plain) > 100 * 2**20
 
 
-def test_a_large_compressed_batch_is_left_to_a_thread_and_nothing_changes_before() -> None:
+def test_append_if_quick_rejects_large_compressed_batch_without_state_change() -> None:
     data = encode_segment_header(HEADER_OF_COPY)
     data += batch(BEFORE, seed=batch_seed(HEADER_OF_COPY.seed, len(data)))
     seed = batch_seed(HEADER_OF_COPY.seed, len(data))
@@ -537,7 +537,7 @@ def test_a_large_compressed_batch_is_left_to_a_thread_and_nothing_changes_before
     receiver.close()
 
 
-def test_the_table_of_fields_lists_every_field_of_the_header() -> None:
+def test_batch_documentation_table_lists_every_header_field() -> None:
     import rt.log.format.batch
 
     text = rt.log.format.batch.__doc__ or ""

@@ -1,4 +1,4 @@
-"""The push clients of one process: each for itself, tried again, and when they are over."""
+"""The push clients of one process: independent ends, retries, reported errors, and session logs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _in_time(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, WAIT_SECONDS))
 
 
-def test_each_is_finished_for_itself_and_the_end_finishes_all() -> None:
+def test_finish_request_ends_one_push_and_shutdown_ends_all() -> None:
     async def test(made: Pushes) -> None:
         for number, name in enumerate("abc"):
             made.serve(number, name)
@@ -110,7 +110,7 @@ def test_each_is_finished_for_itself_and_the_end_finishes_all() -> None:
     assert made.log[-2:] == ["a ends", "c ends"]
 
 
-def test_a_fenced_one_is_over_at_once_and_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_fenced_push_ends_at_once_without_ending_other_pushes(caplog: pytest.LogCaptureFixture) -> None:
     async def test(made: Pushes) -> None:
         made.serve(1, "fenced")
         made.serve(2, "good")
@@ -121,7 +121,7 @@ def test_a_fenced_one_is_over_at_once_and_ends_no_other(caplog: pytest.LogCaptur
     assert "push_failed path=fenced" not in caplog.text
 
 
-def test_one_whose_directory_was_removed_is_over_at_once_and_ends_no_other(
+def test_push_of_removed_directory_ends_at_once_without_ending_other_pushes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test(pushes: Pushes) -> None:
@@ -134,7 +134,7 @@ def test_one_whose_directory_was_removed_is_over_at_once_and_ends_no_other(
     assert "push_ended path=removed reason=the directory was removed" in caplog.text
 
 
-def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has_ended(
+def test_failed_push_is_retried_and_only_once_more_after_finish_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test(made: Pushes) -> None:
@@ -152,7 +152,7 @@ def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has
     assert caplog.text.count("push_given_up path=broken") == 1
 
 
-def test_what_blocks_a_session_is_reported_until_a_node_serves_it() -> None:
+def test_session_error_is_reported_until_a_node_accepts_session() -> None:
     """A client that tries again does not clear it: only a node that accepts the session does."""
     refused = rt.CertificateError("the node refuses our certificate")
     waiting = EndpointStatus("n1:5002", is_connected=False, error=refused)
@@ -174,7 +174,7 @@ def test_what_blocks_a_session_is_reported_until_a_node_serves_it() -> None:
     assert [report.endpoints[0].is_connected for report in reports] == [False, False, True]
 
 
-def test_a_client_that_cannot_begin_is_reported_until_the_next_one_begins() -> None:
+def test_push_start_error_is_reported_until_next_start_succeeds() -> None:
     async def test(made: Pushes) -> None:
         made.serve(1, "bad")
         await made.until(lambda: made.log == ["bad begins"] * 3)
@@ -184,7 +184,7 @@ def test_a_client_that_cannot_begin_is_reported_until_the_next_one_begins() -> N
     assert [str(report.error) for report in reports] == ["a disk fails", "a disk fails", "None"]
 
 
-def test_what_is_finished_before_it_began_is_pushed_all_the_same() -> None:
+def test_push_runs_even_if_finish_request_arrives_before_its_start() -> None:
     async def test(made: Pushes) -> None:
         made.serve(1, "a")
         made.pushes.handle(FinishRequested(1))
@@ -193,7 +193,7 @@ def test_what_is_finished_before_it_began_is_pushed_all_the_same() -> None:
     assert run(test).log == ["a begins", "a ends"]
 
 
-def test_stopping_it_stops_all() -> None:
+def test_cancellation_stops_all_pushes() -> None:
     async def running() -> None:
         before, made = asyncio.all_tasks(), Pushes()
         made.serve(1, "a")
@@ -208,7 +208,7 @@ def test_stopping_it_stops_all() -> None:
     _in_time(running())
 
 
-def test_each_session_has_its_log_which_is_bounded_and_needs_neither_disk_nor_directory(
+def test_session_log_is_separate_and_bounded_and_skips_removed_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attached_push, "LOG_BYTES_MAX", 20)
@@ -234,7 +234,7 @@ def test_each_session_has_its_log_which_is_bounded_and_needs_neither_disk_nor_di
     assert [path.name for path in b.iterdir()] == ["push.log"]
 
 
-def test_what_is_written_to_stderr_after_the_parents_end_follows_the_log(
+def test_redirected_stderr_follows_rotation_of_session_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attached_push, "LOG_BYTES_MAX", 20)

@@ -1,4 +1,4 @@
-"""Values over the wire and back, and what no peer may say; framing by hand against protobuf's own."""
+"""Wire codec of push and pull: round trips, limits, versions, and hand-written chunk framing."""
 
 from __future__ import annotations
 
@@ -157,17 +157,17 @@ def test_push_requests_survive_encoding(said: Any) -> None:
 
 
 @given(push_answers)
-def test_what_a_push_server_answers_arrives_as_it_was_said(said: Any) -> None:
+def test_push_replies_survive_encoding(said: Any) -> None:
     assert decode_push_reply(encode_push_reply(said)) == said
 
 
 @given(pull_asks)
-def test_what_a_pull_client_asks_arrives_as_it_was_said(said: Any) -> None:
+def test_pull_requests_survive_encoding(said: Any) -> None:
     assert decode_pull_request(encode_pull_request(said)) == said
 
 
 @given(pull_answers)
-def test_what_a_pull_server_answers_arrives_as_it_was_said(said: Any) -> None:
+def test_pull_replies_survive_encoding(said: Any) -> None:
     assert decode_pull_reply(encode_pull_reply(said)) == said
 
 
@@ -177,12 +177,12 @@ def as_protobuf(chunk: Chunk) -> pb.Chunk:
 
 
 @given(chunks)
-def test_a_chunk_framed_by_hand_is_what_protobuf_makes_of_it(chunk: Chunk) -> None:
+def test_hand_framed_chunk_equals_protobuf_encoding(chunk: Chunk) -> None:
     assert encode_push_request(chunk) == pb.PushRequest(chunk=as_protobuf(chunk)).SerializeToString()
     assert encode_pull_reply(chunk) == pb.PullReply(chunk=as_protobuf(chunk)).SerializeToString()
 
 
-def test_the_largest_chunk_goes_through_and_its_data_are_read_in_place() -> None:
+def test_largest_chunk_is_decoded_in_place_and_larger_one_is_rejected() -> None:
     chunk = Chunk(LogOffset(2**32 - 1, 2**32 - 1, NUMBER_MAX - 1), bytes(CHUNK_BYTES_MAX))
     read = decode_push_request(encode_push_request(chunk))
     assert read == chunk
@@ -195,7 +195,7 @@ def test_the_largest_chunk_goes_through_and_its_data_are_read_in_place() -> None
 
 
 @given(chunks, st.data())
-def test_bytes_read_in_place_say_what_protobuf_reads_in_them(chunk: Chunk, data: st.DataObject) -> None:
+def test_chunk_decoded_in_place_equals_protobuf_decoding(chunk: Chunk, data: st.DataObject) -> None:
     message = bytearray(frame_chunk(0x1A, chunk))
     for _ in range(data.draw(st.integers(0, 3))):
         message[data.draw(st.integers(0, min(len(message), 24) - 1))] = data.draw(st.integers(0, 255))
@@ -211,7 +211,7 @@ def test_bytes_read_in_place_say_what_protobuf_reads_in_them(chunk: Chunk, data:
 
 
 @given(st.binary(max_size=64))
-def test_garbage_is_refused_or_says_something_that_is_allowed(data: bytes) -> None:
+def test_random_bytes_are_rejected_or_decode_to_valid_message(data: bytes) -> None:
     for decode, encode in (
         (decode_push_request, encode_push_request),
         (decode_push_reply, encode_push_reply),
@@ -241,7 +241,7 @@ BAD_PUSHES = [
 
 
 @pytest.mark.parametrize("index", range(len(BAD_PUSHES)))
-def test_a_push_client_that_breaks_a_bound_is_refused(index: int) -> None:
+def test_push_request_out_of_bounds_is_rejected(index: int) -> None:
     with pytest.raises(ProtocolViolation):
         decode_push_request(BAD_PUSHES[index].SerializeToString())
 
@@ -259,12 +259,12 @@ BAD_PULL_REPLIES = [
 
 
 @pytest.mark.parametrize("index", range(len(BAD_PULL_REPLIES)))
-def test_a_pull_server_that_breaks_a_bound_is_refused(index: int) -> None:
+def test_pull_reply_out_of_bounds_is_rejected(index: int) -> None:
     with pytest.raises(ProtocolViolation):
         decode_pull_reply(BAD_PULL_REPLIES[index].SerializeToString())
 
 
-def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
+def test_pull_request_out_of_bounds_is_rejected() -> None:
     many = [str(topic) for topic in range(WANTED_MAX + 1)]
     for hello in (
         pb.PullHello(version=1, stream="s"),
@@ -288,7 +288,7 @@ def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
             decode_pull_request(pb.PullRequest(acknowledged=said).SerializeToString())
 
 
-def test_a_list_of_nodes_that_never_changed_takes_no_byte() -> None:
+def test_unchanged_node_list_adds_no_bytes_to_start_replies() -> None:
     start = PushStart(ID, 1, 3, "n1", LogOffset(1, 2, 64), takes_status=True)
     place = pb.Place(run=1, roll=2, offset=64)
     message = pb.PushStart(
@@ -312,7 +312,7 @@ BAD_NODES = [
 
 
 @pytest.mark.parametrize("index", range(len(BAD_NODES)))
-def test_a_list_of_nodes_that_cannot_be_is_refused(index: int) -> None:
+def test_invalid_node_list_is_rejected(index: int) -> None:
     nodes = BAD_NODES[index]
     push = pb.PushStart(cluster=ID, members=len(nodes.nodes) or 1, node="n1", nodes=nodes)
     with pytest.raises(ProtocolViolation):
@@ -323,14 +323,14 @@ def test_a_list_of_nodes_that_cannot_be_is_refused(index: int) -> None:
         )
 
 
-def test_a_list_of_nodes_of_another_number_of_members_is_refused() -> None:
+def test_node_list_with_different_member_count_is_rejected() -> None:
     nodes = pb.KnownNodes(nodes=[pb.KnownNode(name="n1", endpoint="n1:1")], version=1)
     push = pb.PushStart(cluster=ID, members=3, node="n1", nodes=nodes)
     with pytest.raises(ProtocolViolation, match="1 nodes of 3 members"):
         decode_push_reply(pb.PushReply(start=push).SerializeToString())
 
 
-def test_another_version_is_refused_by_its_number() -> None:
+def test_unknown_version_is_rejected_with_its_number() -> None:
     hello = pb.PushHello(version=2, stream="s", session="x", incarnation=ID)
     with pytest.raises(UnknownVersion, match="got version 2, expected version 1"):
         decode_push_request(pb.PushRequest(hello=hello).SerializeToString())
@@ -346,7 +346,7 @@ PUSH, PULL = PushHello("s", "x", ID), PullHello("s", PullMerged())
 @pytest.mark.parametrize(
     ("client", "node", "common"), [((1, 3), (2, 4), 3), ((1, 1), (1, 2), 1), ((1, 4), (2, 2), 2)]
 )
-def test_both_sides_use_the_latest_version_that_both_know(
+def test_both_sides_use_latest_common_version(
     monkeypatch: pytest.MonkeyPatch, client: tuple[int, int], node: tuple[int, int], common: int
 ) -> None:
     known(monkeypatch, *client)
@@ -361,7 +361,7 @@ def test_both_sides_use_the_latest_version_that_both_know(
     assert (decode_push_reply(push), decode_pull_reply(pull)) == (pushed, pulled)
 
 
-def test_without_a_common_version_both_ranges_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_version_error_names_both_version_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, 3, 4)
     push, pull = encode_push_request(PUSH), encode_pull_request(PULL)
     start = encode_push_reply(PushStart(ID, 1, 3, "n1", version=4))
@@ -373,7 +373,7 @@ def test_without_a_common_version_both_ranges_are_named(monkeypatch: pytest.Monk
         decode_push_reply(start)
 
 
-def test_a_peer_that_names_no_version_knows_version_1() -> None:
+def test_peer_without_version_range_is_treated_as_version_1() -> None:
     hello = pb.PushHello(version=1, stream="s", session="x", incarnation=ID)
     assert decode_push_request(pb.PushRequest(hello=hello).SerializeToString()) == PUSH
     start = pb.PushStart(cluster=ID, epoch=1, members=3, node="n1")
@@ -384,7 +384,7 @@ UNKNOWN = b"\xf8\x7f\x07"
 """Field 2047, the number 7."""
 
 
-def test_fields_that_a_newer_program_adds_are_ignored() -> None:
+def test_unknown_fields_of_newer_program_are_ignored() -> None:
     known_push, known_pull = pb.PushRequest(), pb.PullRequest()
     known_push.ParseFromString(encode_push_request(PUSH))
     known_pull.ParseFromString(encode_pull_request(PULL))
@@ -399,7 +399,7 @@ def test_fields_that_a_newer_program_adds_are_ignored() -> None:
     assert (found.start, bytes(found.data)) == (chunk.start, chunk.data)
 
 
-def test_a_value_that_cannot_be_is_not_made() -> None:
+def test_invalid_hello_start_and_progress_raise_errors() -> None:
     with pytest.raises(InvalidName):
         PushHello("s", "..", ID)
     with pytest.raises(ValueError, match="members"):
@@ -408,7 +408,7 @@ def test_a_value_that_cannot_be_is_not_made() -> None:
         check_progress(PushProgress(durable_number=-1))
 
 
-def test_bytes_that_are_cut_short_are_refused() -> None:
+def test_truncated_push_request_is_rejected() -> None:
     whole = encode_push_request(Chunk(LogOffset(1, 2, 3), b"some bytes"))
     for size in range(1, len(whole)):
         with pytest.raises(ProtocolViolation):
@@ -424,7 +424,7 @@ def test_bytes_that_are_cut_short_are_refused() -> None:
         [(position, 0) for position in range(WAYPOINTS_MAX + 1)],
     ],
 )
-def test_an_outline_that_does_not_rise_or_has_no_end_is_refused(waypoints: list[tuple[int, int]]) -> None:
+def test_outline_with_unordered_or_too_many_waypoints_is_rejected(waypoints: list[tuple[int, int]]) -> None:
     said = pb.Outline(
         waypoints=[pb.Waypoint(position=position, log_bytes=size) for position, size in waypoints]
     )
@@ -432,7 +432,7 @@ def test_an_outline_that_does_not_rise_or_has_no_end_is_refused(waypoints: list[
         decode_pull_reply(pb.PullReply(outline=said).SerializeToString())
 
 
-def test_the_answer_of_a_node_that_does_not_know_times_is_refused() -> None:
+def test_reply_without_found_time_is_rejected_if_start_is_by_time() -> None:
     start = PullStart(ID, 1, "n1", LogOffset(0, 0, 0), 0)
     check_found("earliest", start)
     check_found(StartTime(5), replace(start, found=TimeFound(0)))
@@ -440,7 +440,7 @@ def test_the_answer_of_a_node_that_does_not_know_times_is_refused() -> None:
         check_found(StartTime(5), start)
 
 
-def test_a_time_that_a_node_finds_beyond_its_log_is_refused_so_that_another_node_is_asked() -> None:
+def test_found_time_position_beyond_log_end_is_rejected() -> None:
     start = PullStart(ID, 1, "n1", LogOffset(0, 0, 0), 0, end=100)
     for good in (TimeFound(100), TimeFound(99, True), TimeFound(0)):
         check_found(StartTime(5), replace(start, found=good))
@@ -450,7 +450,7 @@ def test_a_time_that_a_node_finds_beyond_its_log_is_refused_so_that_another_node
         check_found("latest", replace(start, found=wrong))
 
 
-def test_a_range_has_only_positions_and_topics() -> None:
+def test_pull_range_rejects_log_offset_and_outline_of_selected_topics() -> None:
     with pytest.raises(ValueError, match="only positions"):
         PullMerged(ID, LogOffset(0, 0, 64), range=PullRange(5))
     with pytest.raises(ValueError, match="of all topics"):

@@ -1,4 +1,4 @@
-"""A subscriber's copy that is damaged gets good bytes from the nodes, or the pull says why it cannot."""
+"""Repair of a subscriber's corrupt copy from nodes, and the error of the pull if that is impossible."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def run(main: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize(("segment", "at"), [(FIRST, 5000), (FIRST, 3), (FIRST, 70), (SECOND, 9000)])
-def test_a_flipped_bit_that_a_reader_meets_is_mended_while_the_pull_goes_on(
+def test_flipped_bit_is_repaired_on_request_while_pull_continues(
     tmp_path: Path, pki: Path, segment: SegmentId, at: int
 ) -> None:
     async def main() -> None:
@@ -154,7 +154,7 @@ def test_a_flipped_bit_that_a_reader_meets_is_mended_while_the_pull_goes_on(
 
 
 @pytest.mark.parametrize("spoil", [partial(flip, at=9000), partial(flip, at=5), Path.unlink])
-def test_a_copy_that_cannot_be_opened_is_mended_first(
+def test_corrupt_or_missing_last_segment_is_repaired_before_pull_continues(
     tmp_path: Path, pki: Path, spoil: Callable[[Path], None]
 ) -> None:
     async def main() -> None:
@@ -173,7 +173,7 @@ def test_a_copy_that_cannot_be_opened_is_mended_first(
 
 
 @pytest.mark.parametrize("spoil", [partial(flip, at=5), Path.unlink])
-def test_a_copy_whose_segment_table_is_lost_or_damaged_is_not_taken_for_another_log(
+def test_pull_continues_if_segment_table_is_corrupt_or_missing(
     tmp_path: Path, pki: Path, spoil: Callable[[Path], None]
 ) -> None:
     async def main() -> None:
@@ -190,7 +190,7 @@ def test_a_copy_whose_segment_table_is_lost_or_damaged_is_not_taken_for_another_
     run(main)
 
 
-def test_a_last_block_that_is_damaged_in_a_sealed_segment_is_mended(tmp_path: Path, pki: Path) -> None:
+def test_corrupt_last_block_of_sealed_segment_is_repaired(tmp_path: Path, pki: Path) -> None:
     """A pull shows its last block to the node: of a sealed segment it is read back."""
 
     async def main() -> None:
@@ -212,7 +212,7 @@ def test_a_last_block_that_is_damaged_in_a_sealed_segment_is_mended(tmp_path: Pa
     run(main)
 
 
-def test_parts_of_several_nodes_make_a_segment_whole(tmp_path: Path, pki: Path) -> None:
+def test_segment_is_repaired_from_parts_of_several_nodes(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, pki, 2)
         async with world.serving():
@@ -228,7 +228,7 @@ def test_parts_of_several_nodes_make_a_segment_whole(tmp_path: Path, pki: Path) 
     run(main)
 
 
-def test_while_no_node_is_there_the_repair_waits_and_is_done_when_one_is(tmp_path: Path, pki: Path) -> None:
+def test_repair_waits_until_a_node_is_reachable(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, pki)
         async with world.serving():
@@ -247,7 +247,7 @@ def test_while_no_node_is_there_the_repair_waits_and_is_done_when_one_is(tmp_pat
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_a_damaged_segment_that_the_nodes_trimmed_ends_the_pull_with_file_range_and_next_step(
+def test_corrupt_segment_trimmed_by_nodes_ends_pull_with_file_range_and_hint(
     tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
 ) -> None:
     """A slow node names its log start long before it sends bytes: the pull looks between the two."""
@@ -277,7 +277,7 @@ def test_a_damaged_segment_that_the_nodes_trimmed_ends_the_pull_with_file_range_
     run(main)
 
 
-def test_a_filtered_copy_that_is_damaged_ends_the_pull_with_the_next_step(tmp_path: Path, pki: Path) -> None:
+def test_corrupt_filtered_copy_ends_pull_with_hint(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, pki)
         async with world.serving():
@@ -303,7 +303,9 @@ def test_a_filtered_copy_that_is_damaged_ends_the_pull_with_the_next_step(tmp_pa
     run(main)
 
 
-def test_nodes_whose_log_is_another_one_mend_nothing(tmp_path: Path, pki: Path) -> None:
+def test_repair_from_nodes_of_another_log_raises_diverged_and_changes_nothing(
+    tmp_path: Path, pki: Path
+) -> None:
     async def main() -> None:
         world = World(tmp_path / "one", pki)
         async with world.serving():
@@ -322,7 +324,7 @@ def test_nodes_whose_log_is_another_one_mend_nothing(tmp_path: Path, pki: Path) 
     run(main)
 
 
-def test_a_whole_copy_is_mended_at_once_beside_the_pull_that_fills_it(tmp_path: Path, pki: Path) -> None:
+def test_repair_all_repairs_whole_copy_during_pull(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, pki)
         async with world.serving():
@@ -341,7 +343,7 @@ def test_a_whole_copy_is_mended_at_once_beside_the_pull_that_fills_it(tmp_path: 
     run(main)
 
 
-def test_mending_at_once_says_that_no_node_was_reached(tmp_path: Path, pki: Path) -> None:
+def test_repair_all_raises_if_no_node_is_reachable(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, pki)
         async with world.serving():
@@ -356,7 +358,7 @@ def test_mending_at_once_says_that_no_node_was_reached(tmp_path: Path, pki: Path
     run(main)
 
 
-def test_what_a_pull_that_was_killed_left_aside_is_removed(tmp_path: Path, pki: Path) -> None:
+def test_leftover_repair_files_of_killed_pull_are_removed(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, pki)
         async with world.serving():
@@ -370,7 +372,7 @@ def test_what_a_pull_that_was_killed_left_aside_is_removed(tmp_path: Path, pki: 
     run(main)
 
 
-def test_a_request_for_a_segment_that_is_sound_or_gone_is_done_at_once(tmp_path: Path, pki: Path) -> None:
+def test_repair_request_for_valid_or_missing_segment_is_completed(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         world = World(tmp_path, pki)
         async with world.serving():

@@ -1,4 +1,4 @@
-"""Epochs of a cluster as its clients compare them: nobody goes back, or over to what was forced apart."""
+"""Epoch checks of clients, copies and nodes: earlier epochs and rival forced resets are rejected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ FORCED_AGAIN = epoch_of(2 << 16, 3)
         (FORCED_AGAIN, RIVAL, Unreachable),
     ],
 )
-def test_an_epoch_is_later_earlier_or_apart(known: int, epoch: int, outcome: bool | type[RtError]) -> None:
+def test_check_epoch_accepts_later_and_rejects_earlier_or_rival_epochs(
+    known: int, epoch: int, outcome: bool | type[RtError]
+) -> None:
     if isinstance(outcome, bool):
         assert check_epoch(known, epoch, "n1") == outcome
     else:
@@ -50,7 +52,7 @@ def test_an_epoch_is_later_earlier_or_apart(known: int, epoch: int, outcome: boo
             check_epoch(known, epoch, "n1")
 
 
-def test_a_node_takes_bytes_of_its_own_line_only() -> None:
+def test_check_line_rejects_epochs_of_another_line() -> None:
     check_line(None, RIVAL, "n1")
     check_line(line_of(FORCED), FORCED + 9, "n1")
     for other in (RIVAL, FORCED_AGAIN, 1):
@@ -65,7 +67,7 @@ def start(epoch: int) -> PullStart:
     return PullStart(CLUSTER, epoch, "n1", LogOffset(0, 0, 0), 0)
 
 
-def test_a_copy_never_goes_back_also_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_reopened_copy_rejects_earlier_and_rival_epochs(tmp_path: Path) -> None:
     for follows, refused in (
         (1, {}),
         (FORCED, {}),
@@ -83,7 +85,7 @@ def test_a_copy_never_goes_back_also_when_it_is_opened_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-1", b'"1"', b"9223372036854775808"])
-def test_an_epoch_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_epoch_file_raises_corrupt(tmp_path: Path, content: bytes) -> None:
     copy = LocalCopy(tmp_path, "s")
     copy.start(start(1))
     copy.close()
@@ -95,7 +97,7 @@ def test_an_epoch_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) ->
 # Pushes
 
 
-def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) -> None:
+def test_progress_before_and_after_forced_reset_is_never_counted_together(tmp_path: Path) -> None:
     said = PushProgress(LogOffset(0, 0, 128), 10)
 
     def begins(node: str, epoch: int) -> PushStart:
@@ -125,7 +127,7 @@ def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) ->
     asyncio.run(play())
 
 
-def test_a_push_never_goes_back_also_when_it_is_started_again(tmp_path: Path) -> None:
+def test_restarted_push_rejects_earlier_and_rival_epochs(tmp_path: Path) -> None:
     directory = publish(REAL, 10, root=str(tmp_path))
 
     async def play(follows: int, refused: dict[int, type[RtError]]) -> None:
@@ -142,7 +144,7 @@ def test_a_push_never_goes_back_also_when_it_is_started_again(tmp_path: Path) ->
     asyncio.run(play(FORCED_AGAIN, {FORCED: Unreachable}))
 
 
-def test_what_was_merged_before_a_force_is_sent_to_its_end_to_who_lacks_it_behind_one(tmp_path: Path) -> None:
+def test_merged_bytes_are_pushed_after_forced_reset_to_node_missing_them(tmp_path: Path) -> None:
     end = LogOffset(0, 0, 128)
     merged = PushProgress(end, 10, merged=end, merged_run=0, merged_number=10)
 
@@ -161,7 +163,7 @@ def test_what_was_merged_before_a_force_is_sent_to_its_end_to_who_lacks_it_behin
     asyncio.run(play())
 
 
-def test_a_node_may_say_no_epoch_that_there_is_not() -> None:
+def test_start_with_epoch_above_int64_raises_value_error() -> None:
     replace(start(1), epoch=(1 << 63) - 1)
     with pytest.raises(ValueError, match="epoch"):
         replace(start(1), epoch=1 << 63)

@@ -1,4 +1,4 @@
-"""Which thread syncs: the event loop if one small receiver is ready and the disk is quick, else others."""
+"""Group commit: which syncs run in the event loop, which run in threads, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def begun(count: int = 1) -> tuple[GroupCommit, list[Receiver]]:
     return sync, receivers
 
 
-def test_a_small_sync_runs_in_the_loop_and_a_large_one_or_the_first_of_a_segment_does_not(
+def test_small_sync_runs_in_loop_but_large_or_first_of_segment_in_thread(
     clock: Clock,
 ) -> None:
     async def main() -> None:
@@ -104,7 +104,7 @@ def test_a_small_sync_runs_in_the_loop_and_a_large_one_or_the_first_of_a_segment
     asyncio.run(main())
 
 
-def test_nothing_to_sync_is_told_without_a_sync(clock: Clock) -> None:
+def test_receiver_without_new_bytes_is_notified_without_sync(clock: Clock) -> None:
     async def main() -> None:
         sync, (receiver,) = await begun()
         await stored(sync, 0, receiver)
@@ -115,7 +115,7 @@ def test_nothing_to_sync_is_told_without_a_sync(clock: Clock) -> None:
     asyncio.run(main())
 
 
-def test_receivers_that_are_ready_together_are_synced_by_threads(clock: Clock) -> None:
+def test_receivers_ready_together_are_synced_by_threads(clock: Clock) -> None:
     async def main() -> None:
         sync, receivers = await begun(3)
         await stored(sync, 1, *receivers)
@@ -125,7 +125,7 @@ def test_receivers_that_are_ready_together_are_synced_by_threads(clock: Clock) -
     asyncio.run(main())
 
 
-def test_after_a_slow_sync_the_threads_sync_for_a_while(clock: Clock) -> None:
+def test_threads_run_syncs_for_a_while_after_slow_sync(clock: Clock) -> None:
     async def main() -> None:
         sync, (receiver,) = await begun()
         clock.sync_s = group_commit.QUICK_S * 1.1
@@ -142,7 +142,7 @@ def test_after_a_slow_sync_the_threads_sync_for_a_while(clock: Clock) -> None:
     asyncio.run(main())
 
 
-def test_the_loop_spends_half_of_its_time_on_syncs_at_most(clock: Clock) -> None:
+def test_loop_spends_at_most_half_of_its_time_on_syncs(clock: Clock) -> None:
     async def main() -> None:
         sync, (receiver,) = await begun()
         clock.sync_s = group_commit.QUICK_S / 2
@@ -158,7 +158,7 @@ def test_the_loop_spends_half_of_its_time_on_syncs_at_most(clock: Clock) -> None
 
 
 @pytest.mark.parametrize("error", [rt.StorageFailed("no"), ValueError("bug")])
-def test_a_sync_that_fails_in_the_loop_is_told_once_and_is_final(clock: Clock, error: Exception) -> None:
+def test_failed_sync_in_loop_is_reported_once_and_is_final(clock: Clock, error: Exception) -> None:
     async def main() -> None:
         sync, (receiver,) = await begun()
         receiver.error = error
@@ -173,7 +173,7 @@ def test_a_sync_that_fails_in_the_loop_is_told_once_and_is_final(clock: Clock, e
     asyncio.run(main())
 
 
-def test_what_was_only_requested_is_dropped_at_the_end_or_when_its_receiver_leaves(clock: Clock) -> None:
+def test_requested_sync_is_dropped_on_close_or_if_receiver_is_discarded(clock: Clock) -> None:
     async def main() -> None:
         sync, (one, other) = await begun(2)
         one.store(1)

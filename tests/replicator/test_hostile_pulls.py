@@ -1,4 +1,4 @@
-"""Pulls that never read, over loopback mTLS: what they take is bounded, others are served, all comes back."""
+"""Pulls that never read, over loopback mTLS: bounded memory, service to others, budget release."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def read_all(endpoint: str, pki: Path, wanted: PullMerged, size: int) -> b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topics", [(), ("t1", "t2")], ids=["whole", "filtered"])
-def test_many_pulls_that_never_read_stay_within_the_budget_and_others_are_served(
+def test_pulls_that_never_read_stay_within_budget_while_others_are_served(
     root: Path, pki: Path, topics: tuple[str, ...]
 ) -> None:
     async def main() -> None:
@@ -121,7 +121,7 @@ def test_many_pulls_that_never_read_stay_within_the_budget_and_others_are_served
     asyncio.run(main())
 
 
-def test_a_certificate_has_sixteen_pulls_and_is_told_so(
+def test_seventeenth_pull_of_one_certificate_raises_overloaded(
     root: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_budget, "STALLED_S", 3600.0)  # None of them reads, and none is ended for it.
@@ -188,7 +188,7 @@ async def say_much(call: Any, _channel: Any) -> None:
     ],
     ids=["whole", "filtered", "range", "bounds"],
 )
-def test_the_budget_is_given_back_however_a_pull_ends(
+def test_budget_is_released_however_a_pull_ends(
     root: Path, pki: Path, wanted: PullMerged, end: Callable[[Any, Any], Any]
 ) -> None:
     async def main() -> None:
@@ -209,7 +209,7 @@ def test_the_budget_is_given_back_however_a_pull_ends(
     asyncio.run(main())
 
 
-def test_a_pull_that_waits_for_room_gives_nothing_away_when_it_is_cancelled(root: Path, pki: Path) -> None:
+def test_pulls_waiting_for_budget_leave_nothing_allocated_when_cancelled(root: Path, pki: Path) -> None:
     async def main() -> None:
         node = node_of(root, bytes_max=2**20)
         budget = node.pull.budget

@@ -1,4 +1,4 @@
-"""Which endpoints a client uses: what it is configured with, what nodes name, and who answered where."""
+"""Which endpoints a client uses: its seeds, the members that nodes report, and which node answered where."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ TABLE = [
 
 
 @pytest.mark.parametrize("index", range(len(TABLE)))
-def test_the_endpoints_in_use_are_the_seeds_and_those_of_members_that_no_seed_leads_to(index: int) -> None:
+def test_endpoints_in_use_are_seeds_and_members_that_no_seed_reaches(index: int) -> None:
     seeds, known, learned = TABLE[index]
     assert choose_endpoints(seeds, known) == (*seeds, *learned)
 
 
-def test_an_endpoint_that_led_to_another_node_is_not_used() -> None:
+def test_member_endpoint_that_reached_another_node_is_not_used() -> None:
     assert choose_endpoints({"s1:1": seed("n1")}, THREE, {"n2.example:5002"}) == ("s1:1", "n3.example:5002")
 
 
@@ -83,7 +83,7 @@ endpoints = st.sampled_from([f"n{index}.example:5002" for index in range(6)] + [
 
 
 @given(st.dictionaries(endpoints, states, min_size=1, max_size=4), lists, st.sets(endpoints))
-def test_no_node_is_reached_twice_and_no_member_is_left_out(
+def test_chosen_endpoints_reach_every_member_without_duplicates(
     seeds: dict[str, EndpointState], known: KnownNodes, wrong: set[str]
 ) -> None:
     chosen = choose_endpoints(seeds, known, wrong)
@@ -100,7 +100,7 @@ def test_no_node_is_reached_twice_and_no_member_is_left_out(
         assert not learned
 
 
-def test_the_highest_version_counts_whoever_says_it() -> None:
+def test_member_list_with_highest_version_is_used_whichever_node_reports_it() -> None:
     client = ClientEndpoints(["s1:1"])
     client.record_answer("s1:1", "n1")
     assert not client.learn(CLUSTER, 0, NO_NODES)
@@ -113,7 +113,7 @@ def test_the_highest_version_counts_whoever_says_it() -> None:
     assert client.in_use == ("s1:1", "n3.example:5002")
 
 
-def test_a_later_epoch_counts_before_the_version_and_an_earlier_one_does_not() -> None:
+def test_member_list_of_later_epoch_takes_precedence_over_higher_version() -> None:
     client = ClientEndpoints(["s1:1"])
     assert client.learn(CLUSTER, 1, members("n1", version=7))
     assert not client.learn(CLUSTER, 2, NO_NODES)  # The node does not know the list yet.
@@ -126,7 +126,7 @@ def test_a_later_epoch_counts_before_the_version_and_an_earlier_one_does_not() -
     assert not client.learn(CLUSTER, epoch_of(1 << 16, 6), members("n5", version=99))  # A rival line.
 
 
-def test_a_learned_endpoint_that_leads_to_another_node_is_dropped_until_the_list_changes() -> None:
+def test_learned_endpoint_reaching_another_node_is_dropped_until_member_list_changes() -> None:
     client = ClientEndpoints(["s1:1"])
     client.record_answer("s1:1", "n1")
     client.learn(CLUSTER, 0, members("n1", "n2"))
@@ -137,7 +137,7 @@ def test_a_learned_endpoint_that_leads_to_another_node_is_dropped_until_the_list
     assert client.in_use == ("s1:1", "n2.example:5002", "n3.example:5002")
 
 
-def test_an_endpoint_of_no_member_or_of_a_member_that_is_reached_elsewhere_does_not_matter() -> None:
+def test_endpoint_of_non_member_or_of_member_reached_elsewhere_is_irrelevant() -> None:
     client = ClientEndpoints(["s1:1", "s2:1"])
     client.record_answer("s1:1", "n1")
     assert not client.is_beside("s1:1", [])
@@ -151,7 +151,7 @@ def test_an_endpoint_of_no_member_or_of_a_member_that_is_reached_elsewhere_does_
     assert client.is_beside("s2:1", ["n2", "n3"])
 
 
-def test_of_a_seed_that_goes_on_failing_and_the_address_of_its_node_one_counts() -> None:
+def test_failing_seed_and_own_address_of_its_node_count_once() -> None:
     channels = NodeChannels(["s1:1", "s2:1"], Mock(), 0)
     channels.record_answer(start_of("n1", NO_NODES), {})
     channels.advance()
@@ -193,6 +193,6 @@ GOOD = KnownNode("n1", "n1.example:5002")
         (tuple(KnownNode(f"n{index}", f"n{index}:1") for index in range(MEMBERS_MAX + 1)), 1),
     ],
 )
-def test_a_list_that_cannot_be_is_not_made(nodes: tuple[KnownNode, ...], version: int) -> None:
+def test_invalid_member_list_raises_value_error(nodes: tuple[KnownNode, ...], version: int) -> None:
     with pytest.raises(ValueError, match=r"."):
         KnownNodes(nodes, version)

@@ -1,4 +1,4 @@
-"""Clients of a cluster whose members change: they learn the new nodes from any node, over loopback mTLS."""
+"""Clients of a cluster whose members change: they learn new nodes from any node, over loopback mTLS."""
 
 from __future__ import annotations
 
@@ -185,9 +185,7 @@ def state(client: PushClient) -> str:
     return state_of(report.error, report.endpoints, report.members)
 
 
-def test_a_cluster_grows_from_three_to_five_while_a_publisher_and_a_subscriber_run(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_push_and_pull_continue_while_cluster_grows_from_three_to_five(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             await cluster.start("n1", "n2", "n3")
@@ -217,7 +215,7 @@ def test_a_cluster_grows_from_three_to_five_while_a_publisher_and_a_subscriber_r
     asyncio.run(main())
 
 
-def test_all_seeds_are_replaced_one_by_one_and_the_clients_go_on(tmp_path: Path, pki: Path) -> None:
+def test_push_and_pull_continue_while_all_seeds_are_replaced_one_by_one(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             members = ["n1", "n2", "n3"]
@@ -248,7 +246,7 @@ def test_all_seeds_are_replaced_one_by_one_and_the_clients_go_on(tmp_path: Path,
     asyncio.run(main())
 
 
-def test_a_node_that_left_is_pushed_to_and_does_not_count(tmp_path: Path, pki: Path) -> None:
+def test_removed_member_is_pushed_to_but_does_not_count_in_majority(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             await cluster.start("n1", "n2", "n3", "n4")
@@ -269,7 +267,7 @@ def test_a_node_that_left_is_pushed_to_and_does_not_count(tmp_path: Path, pki: P
     asyncio.run(main())
 
 
-def test_a_node_that_is_reached_through_a_proxy_is_not_pushed_to_twice(tmp_path: Path, pki: Path) -> None:
+def test_node_reached_through_proxy_is_pushed_to_once(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             names = ("n1", "n2", "n3")
@@ -304,7 +302,9 @@ def test_a_node_that_is_reached_through_a_proxy_is_not_pushed_to_twice(tmp_path:
     asyncio.run(main())
 
 
-def test_one_seed_is_enough_and_an_old_list_of_another_node_is_ignored(tmp_path: Path, pki: Path) -> None:
+def test_push_with_one_seed_reaches_all_members_and_ignores_older_member_list(
+    tmp_path: Path, pki: Path
+) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             await cluster.start("n1", "n2", "n3", "n4")
@@ -318,7 +318,7 @@ def test_one_seed_is_enough_and_an_old_list_of_another_node_is_ignored(tmp_path:
     asyncio.run(main())
 
 
-def test_an_address_that_leads_to_another_node_than_the_list_says_is_dropped(
+def test_listed_address_reaching_another_node_is_dropped(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -342,7 +342,7 @@ def test_an_address_that_leads_to_another_node_than_the_list_says_is_dropped(
     asyncio.run(main())
 
 
-def test_a_change_of_the_members_is_no_failure_of_a_push(tmp_path: Path, pki: Path) -> None:
+def test_member_list_changes_cause_no_push_failure_or_reconnect(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             await cluster.start("n1", "n2", "n3")
@@ -376,7 +376,7 @@ def test_a_change_of_the_members_is_no_failure_of_a_push(tmp_path: Path, pki: Pa
     asyncio.run(main())
 
 
-def test_a_pull_goes_on_with_a_node_that_it_was_not_configured_with(tmp_path: Path, pki: Path) -> None:
+def test_pull_continues_with_node_outside_its_configuration(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             await cluster.start("n1", "n2")
@@ -401,9 +401,7 @@ def test_a_pull_goes_on_with_a_node_that_it_was_not_configured_with(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_a_reader_of_ranges_goes_on_with_a_node_that_it_was_not_configured_with(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_range_reader_continues_with_node_outside_its_configuration(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             await cluster.start("n1", "n2")
@@ -431,9 +429,7 @@ def test_a_reader_of_ranges_goes_on_with_a_node_that_it_was_not_configured_with(
     asyncio.run(main())
 
 
-def test_a_publisher_and_a_subscriber_with_processes_of_their_own_follow_the_members(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_publisher_and_subscriber_with_own_processes_follow_member_changes(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         async with Cluster(tmp_path, pki) as cluster:
             await cluster.start("n1", "n2", "n3")
@@ -500,7 +496,7 @@ class NoChannel:
         pass
 
 
-def test_the_stream_to_a_learned_endpoint_is_closed_before_a_seed_counts_for_its_node(
+def test_stream_to_learned_endpoint_closes_when_seed_reaches_same_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the end of the one would remove what the other has counted."""
@@ -585,7 +581,7 @@ async def turns(count: int = 30) -> None:
 
 
 @pytest.mark.parametrize("is_member", [False, True])
-def test_an_answer_that_comes_with_what_closes_its_stream_counts_only_if_the_node_stays(
+def test_progress_arriving_with_new_member_list_counts_only_if_node_stays_member(
     tmp_path: Path, is_member: bool
 ) -> None:
     """After a forced reset the members are others, and what was merged in the old line may be lost."""

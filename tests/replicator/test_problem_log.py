@@ -20,7 +20,7 @@ def report(*errors: rt.RtError | None, connected: int = 0, blocked: rt.RtError |
     return PushReport(blocked, tuple(endpoints))
 
 
-def test_a_problem_is_logged_at_first_then_each_minute_with_the_attempts_and_at_once_if_it_changes(
+def test_push_problem_is_logged_at_once_then_each_minute_and_when_it_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="replicator")

@@ -19,7 +19,7 @@ from rt.errors import UnknownVersion
         ((1, 2), (3, 9), None),
     ],
 )
-def test_the_latest_version_that_both_know_is_used_or_both_ranges_are_named(
+def test_common_version_is_latest_shared_or_raises_unknown_version_with_both_ranges(
     one: tuple[int, int], other: tuple[int, int], common: int | None
 ) -> None:
     for own, peer in ((VersionRange(*one), VersionRange(*other)), (VersionRange(*other), VersionRange(*one))):
@@ -37,5 +37,5 @@ def test_the_latest_version_that_both_know_is_used_or_both_ranges_are_named(
     ("oldest", "latest", "known"),
     [(0, 0, (1, 1)), (1, 0, (1, 1)), (2, 0, (2, 2)), (2, 3, (2, 3)), (3, 2, (3, 3))],
 )
-def test_what_a_handshake_does_not_say_is_version_1(oldest: int, latest: int, known: tuple[int, int]) -> None:
+def test_version_missing_in_handshake_defaults_to_1(oldest: int, latest: int, known: tuple[int, int]) -> None:
     assert range_of(oldest, latest) == known

@@ -1,4 +1,4 @@
-"""The budget of all pulls: never exceeded, shared fairly, given back; no pull waits without end."""
+"""The memory budget of all pulls: never exceeded, shared fairly, released; no pull waits indefinitely."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = (CHUNK_BYTES_MAX, PULLED_CHUNK_BYTES_MAX)
 
 
 @given(st.integers(8 * CHUNK_BYTES_MIN, 2**30), st.integers(1, READ_BYTES_MAX), st.sampled_from(SIZES))
-def test_a_grant_takes_its_share_at_most_and_lets_something_be_read(
+def test_grant_stays_within_its_share_and_allows_a_read(
     share: int, wanted: int, chunk_bytes_max: int
 ) -> None:
     grant = grant_of(share, wanted, chunk_bytes_max)
@@ -38,13 +38,13 @@ def test_a_grant_takes_its_share_at_most_and_lets_something_be_read(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_pull_alone_reads_as_much_as_it_may_in_chunks_of_the_largest_size(size: int) -> None:
+def test_single_pull_gets_maximum_read_and_chunk_sizes(size: int) -> None:
     assert grant_of(PULL_BYTES_MAX, READ_BYTES_MAX, size) == BudgetGrant(READ_BYTES_MAX, size)
 
 
 @pytest.mark.parametrize("chunk_bytes_max", SIZES)
 @pytest.mark.parametrize("count", [16, 100, 400, 1000])
-def test_pulls_that_never_read_leave_room_for_one_more(count: int, chunk_bytes_max: int) -> None:
+def test_stalled_and_stopped_pulls_leave_budget_for_one_more(count: int, chunk_bytes_max: int) -> None:
     """Each comes alone, is stuck with its first chunk, and is ended."""
 
     async def main() -> None:
@@ -61,7 +61,7 @@ def test_pulls_that_never_read_leave_room_for_one_more(count: int, chunk_bytes_m
     asyncio.run(main())
 
 
-def test_an_identity_has_its_places_and_gets_them_back() -> None:
+def test_pull_count_per_identity_is_limited_and_slots_are_released() -> None:
     budget = PullBudget(per_identity_max=2)
     holds = [budget.enter("a"), budget.enter("a"), budget.enter("b")]
     with pytest.raises(Overloaded, match="too many pulls of one certificate"):
@@ -177,7 +177,7 @@ TestBudgets = Budgets.TestCase
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, READ_BYTES_MAX), min_size=1, max_size=40), st.integers(0, 5))
-def test_whoever_waits_is_served_while_all_others_never_read(sizes: list[int], good: int) -> None:
+def test_waiting_pull_is_served_while_all_others_never_read(sizes: list[int], good: int) -> None:
     async def main() -> None:
         clock = Clock()
         budget = PullBudget(8 * 2**20, per_identity_max=100, now=clock)

@@ -1,4 +1,4 @@
-"""The pull client: it follows whichever node works, and its copy is the log, whatever happens on the way."""
+"""The pull client: it switches to a working node, and its copy equals the log after any failure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def same(copy: LocalCopy, path: str) -> Callable[[], bool]:
     return lambda: Path(copy.path).exists() and files_of(REAL, copy.path) == files_of(REAL, path)
 
 
-def test_a_copy_follows_the_log_as_it_grows_rolls_and_is_trimmed(tmp_path: Path, pki: Path) -> None:
+def test_copy_follows_log_as_it_grows_rolls_and_is_trimmed(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         source, copy = Source(tmp_path), LocalCopy(tmp_path / "copy", "s", name="sub")
         source.grow(100, 2000)
@@ -114,9 +114,7 @@ def test_a_copy_follows_the_log_as_it_grows_rolls_and_is_trimmed(tmp_path: Path,
     asyncio.run(main())
 
 
-def test_a_client_goes_on_exactly_where_its_copy_ends_also_as_another_process(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_new_client_resumes_exactly_at_end_of_its_copy(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         source = Source(tmp_path)
         source.grow(100, 2000)
@@ -138,7 +136,7 @@ def test_a_client_goes_on_exactly_where_its_copy_ends_also_as_another_process(
     asyncio.run(main())
 
 
-def test_a_node_that_dies_is_left_for_the_next_and_the_bytes_are_the_same(tmp_path: Path, pki: Path) -> None:
+def test_client_switches_nodes_when_one_stops_and_copy_stays_identical(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         source, copy = Source(tmp_path, ("n1", "n2")), LocalCopy(tmp_path / "copy", "s")
         source.grow(100, 2000)
@@ -160,7 +158,7 @@ def test_a_node_that_dies_is_left_for_the_next_and_the_bytes_are_the_same(tmp_pa
     asyncio.run(main())
 
 
-def test_a_node_that_has_less_is_left_for_one_that_has_all(tmp_path: Path, pki: Path) -> None:
+def test_client_switches_from_lagging_node_to_complete_one(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         source, copy = Source(tmp_path, ("n1", "n2")), LocalCopy(tmp_path / "copy", "s")
         source.grow(100)
@@ -198,7 +196,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("kind", ["no answer", "no items"])
-def test_a_silent_node_is_left_for_another(tmp_path: Path, pki: Path, kind: str) -> None:
+def test_client_switches_from_silent_node_to_another(tmp_path: Path, pki: Path, kind: str) -> None:
     async def main() -> None:
         source, copy = Source(tmp_path, ("n1", "n2")), LocalCopy(tmp_path / "copy", "s")
         source.grow(100)
@@ -220,7 +218,7 @@ def test_a_silent_node_is_left_for_another(tmp_path: Path, pki: Path, kind: str)
     asyncio.run(main())
 
 
-def test_a_log_that_does_not_grow_is_no_failure_of_its_nodes(
+def test_idle_log_causes_no_warning_and_no_longer_backoff(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without warnings, and without longer and longer pauses between two nodes."""
@@ -244,7 +242,7 @@ def test_a_log_that_does_not_grow_is_no_failure_of_its_nodes(
     assert set(left) == {"INFO"}
 
 
-def test_nodes_that_cannot_be_reached_do_not_fill_the_log(
+def test_unreachable_nodes_are_logged_once_for_each_kind_of_failure(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is named once, and again at times, with the number of attempts between."""
@@ -272,7 +270,7 @@ async def ended(copy: LocalCopy, endpoints: list[str], pki: Path, name: str = "s
     return caught.value
 
 
-def test_a_copy_that_differs_stops_the_client_loudly(tmp_path: Path, pki: Path) -> None:
+def test_diverged_copy_ends_client_with_diverged_and_is_unchanged(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         ours, theirs = Source(tmp_path / "a"), Source(tmp_path / "b")
         ours.grow(100, 200)
@@ -290,7 +288,7 @@ def test_a_copy_that_differs_stops_the_client_loudly(tmp_path: Path, pki: Path) 
     asyncio.run(main())
 
 
-def test_what_every_node_refuses_ends_the_client(tmp_path: Path, pki: Path) -> None:
+def test_client_ends_when_every_node_rejects_its_certificate_or_cluster(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         source = Source(tmp_path)
         source.grow(100)
@@ -307,7 +305,7 @@ def test_what_every_node_refuses_ends_the_client(tmp_path: Path, pki: Path) -> N
     asyncio.run(main())
 
 
-def test_nodes_without_a_common_version_end_the_client_and_nothing_is_taken_for_corrupt(
+def test_client_ends_without_common_version_and_reports_no_corruption(
     tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def newer(asked: PullRequest) -> bytes:
@@ -332,7 +330,7 @@ def test_nodes_without_a_common_version_end_the_client_and_nothing_is_taken_for_
     asyncio.run(main())
 
 
-def test_a_disk_that_fails_ends_the_client_and_one_that_is_full_is_logged_once_and_does_not(
+def test_failed_disk_ends_client_while_full_disk_is_logged_once_and_retried(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -358,7 +356,7 @@ def test_a_disk_that_fails_ends_the_client_and_one_that_is_full_is_logged_once_a
     asyncio.run(main())
 
 
-def test_a_filtered_copy_keeps_its_topics(tmp_path: Path, pki: Path) -> None:
+def test_filtered_copy_keeps_its_topics_and_rejects_others(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         source = Source(tmp_path)
         source.grow(10, 20, 30, 40)
@@ -381,7 +379,7 @@ def test_a_filtered_copy_keeps_its_topics(tmp_path: Path, pki: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_copy_that_comes_back_too_late_skips_forward_and_its_reader_is_told(
+def test_copy_resuming_after_trim_skips_forward_and_its_reader_gets_gap_event(
     tmp_path: Path, pki: Path
 ) -> None:
     async def main() -> None:
@@ -405,7 +403,7 @@ def test_a_copy_that_comes_back_too_late_skips_forward_and_its_reader_is_told(
     assert [(event.wanted, event.resumed) for event in events] == [(0, 3)]  # type: ignore[attr-defined]
 
 
-def test_a_position_and_a_place_of_a_new_copy(tmp_path: Path, pki: Path) -> None:
+def test_new_copy_at_latest_starts_at_log_end_in_active_segment(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         source = Source(tmp_path)
         source.grow(100, 200)
@@ -433,7 +431,7 @@ def acknowledge(copy: LocalCopy, position: int, name: str = "sub") -> None:
     write_position(REAL, acknowledged_path(copy.path, name), ACKNOWLEDGED, position)
 
 
-def test_what_a_subscriber_acknowledges_reaches_the_nodes_also_while_nothing_comes(
+def test_acknowledgements_reach_node_while_log_is_idle(
     tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "ACKNOWLEDGED_SECONDS", 0.01)
@@ -459,7 +457,7 @@ def test_what_a_subscriber_acknowledges_reaches_the_nodes_also_while_nothing_com
     asyncio.run(main())
 
 
-def test_an_acknowledgement_that_is_damaged_holds_nothing_and_stops_nothing(
+def test_corrupt_acknowledgement_is_logged_once_and_left_out_of_requests(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copy = attached(tmp_path)
@@ -496,7 +494,7 @@ class Telling(LocalCopy):
     [(119_150, True), (120_000, True), (120_000, False), (3, True), (3, False)],
     ids=["columns", "values", "values, and not told where", "header", "header, and not told where"],
 )
-def test_what_no_node_has_good_bytes_of_is_told_once_for_each_place_and_waited_for(
+def test_corruption_on_all_nodes_is_reported_once_and_pull_resumes_after_repair(
     tmp_path: Path, pki: Path, at: int, *, is_told_where: bool
 ) -> None:
     async def main() -> None:
@@ -544,7 +542,7 @@ def corrupt_range(pull: Any, end: int) -> Any:
     return told
 
 
-def test_a_node_that_cannot_be_asked_may_have_good_bytes(tmp_path: Path, pki: Path) -> None:
+def test_corruption_is_not_reported_while_another_node_is_unreachable(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         source, copy = Source(tmp_path), Telling(tmp_path / "copy", "s")
         source.grow(*[2000] * 10)
@@ -564,7 +562,7 @@ def test_a_node_that_cannot_be_asked_may_have_good_bytes(tmp_path: Path, pki: Pa
 
 
 @pytest.mark.slow
-def test_what_keeps_every_node_from_being_reached_is_said_in_time_and_the_pull_goes_on(
+def test_unreached_nodes_are_reported_after_connect_timeout_and_pull_continues(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: list[str] = []
@@ -602,7 +600,7 @@ def test_what_keeps_every_node_from_being_reached_is_said_in_time_and_the_pull_g
     assert len(logged()) == 1
 
 
-def test_the_time_to_reach_a_node_begins_when_the_copy_is_open(tmp_path: Path, pki: Path) -> None:
+def test_connect_timeout_starts_after_copy_is_open(tmp_path: Path, pki: Path) -> None:
     """A large copy on a slow disk: no node has been asked meanwhile."""
     seen: list[str] = []
     is_said = threading.Event()

@@ -1,4 +1,4 @@
-"""`rt pull`: what it takes, and that it runs until it is stopped."""
+"""`rt pull`: its options, copying until a signal, and `--repair`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TLS_FILES = (("ca", "ca.crt"), ("cert", "sub.crt"), ("key", "sub.key"))
         ["copy", "--stream", "s", "--endpoints", "n1:5002", "--insecure", "--repair", "--attached"],
     ],
 )
-def test_misuse_is_said_before_anything_is_done(
+def test_invalid_options_exit_with_2_and_create_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -55,13 +55,13 @@ def test_misuse_is_said_before_anything_is_done(
     assert os.listdir(tmp_path) == []
 
 
-def test_without_tls_it_stays_on_this_machine(tmp_path: Path) -> None:
+def test_pull_without_tls_rejects_remote_endpoint(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "c"), "--stream", "s", "--endpoints", "far.example:5002", "--insecure"]
     result = CliRunner().invoke(pull, arguments)
     assert isinstance(result.exception, ValueError)
 
 
-def test_the_name_chooses_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_option_selects_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     init_ca(tmp_path / "pki")
     for name in ("reader1", "reader2"):
         issue(tmp_path / "pki", Identity("s", "subscriber", name))
@@ -78,7 +78,7 @@ def test_the_name_chooses_the_certificate(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_it_copies_until_a_signal_ends_it(tmp_path: Path) -> None:
+def test_pull_copies_until_signal_ends_it(tmp_path: Path) -> None:
     pki = make_pki(tmp_path / "pki")
 
     async def main() -> None:
@@ -108,7 +108,7 @@ def test_it_copies_until_a_signal_ends_it(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_mend_makes_a_damaged_copy_whole_and_ends(tmp_path: Path) -> None:
+def test_repair_restores_corrupt_copy_and_ends(tmp_path: Path) -> None:
     pki = make_pki(tmp_path / "pki")
 
     async def main() -> None:
@@ -135,7 +135,7 @@ def test_mend_makes_a_damaged_copy_whole_and_ends(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_repair_ends_when_no_node_is_reached_in_time_and_says_why(tmp_path: Path) -> None:
+def test_repair_ends_with_reason_if_no_node_answers_within_timeout(tmp_path: Path) -> None:
     pki = make_pki(tmp_path / "pki")
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The pull server over loopback mTLS: whole, filtered and session pulls, and what it refuses."""
+"""The pull server over loopback mTLS: whole, filtered and session pulls, and what it rejects."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def whole_copy(disk: Disk, path: str = COPY) -> MergedReceiver:
     return MergedReceiver.open(path, WHOLE, disk=disk)
 
 
-def test_a_new_copy_begins_with_the_segment_that_holds_its_position(disk: MemoryDisk, grown: Grown) -> None:
+def test_new_copy_starts_with_segment_containing_its_position(disk: MemoryDisk, grown: Grown) -> None:
     table = read_table(disk, MERGED)
     assert table is not None
     first, second = table.segments
@@ -162,7 +162,7 @@ def test_a_new_copy_begins_with_the_segment_that_holds_its_position(disk: Memory
         assert plan_merged(disk, MERGED, PullMerged(position=position)) == expected  # type: ignore[arg-type]
 
 
-def test_a_copy_goes_on_where_its_last_block_is_the_nodes(disk: MemoryDisk, grown: Grown) -> None:
+def test_copy_resumes_at_its_end_only_if_its_last_block_matches(disk: MemoryDisk, grown: Grown) -> None:
     receiver = whole_copy(disk)
     for item in items_of(disk, MERGED):
         give(receiver, [item])
@@ -185,7 +185,7 @@ def test_a_copy_goes_on_where_its_last_block_is_the_nodes(disk: MemoryDisk, grow
     receiver.close()
 
 
-def test_a_copy_may_end_with_any_block_also_with_a_declaration(disk: MemoryDisk, grown: Grown) -> None:
+def test_copy_resumes_after_any_block_including_declaration(disk: MemoryDisk, grown: Grown) -> None:
     receiver = whole_copy(disk)
     seen = set()
     for item in recut(items_of(disk, MERGED), itertools.repeat(40)):
@@ -200,7 +200,7 @@ def test_a_copy_may_end_with_any_block_also_with_a_declaration(disk: MemoryDisk,
     receiver.close()
 
 
-def test_a_copy_that_ends_before_the_log_start_begins_there(disk: MemoryDisk, grown: Grown) -> None:
+def test_copy_ending_before_log_start_resumes_at_log_start(disk: MemoryDisk, grown: Grown) -> None:
     receiver = whole_copy(disk)
     give(receiver, items_of(disk, MERGED)[:1])
     grown.log.trim(SegmentId(0, 2))
@@ -214,7 +214,7 @@ def test_a_copy_that_ends_before_the_log_start_begins_there(disk: MemoryDisk, gr
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
-def test_a_copy_with_more_of_an_earlier_epoch_than_the_node_has_diverged(
+def test_copy_longer_than_node_in_earlier_epoch_raises_diverged(
     disk: MemoryDisk, grown: Grown, is_trimmed: bool
 ) -> None:
     """It followed a node without which the cluster was forced to go on, in the next X."""
@@ -239,14 +239,14 @@ def test_a_copy_with_more_of_an_earlier_epoch_than_the_node_has_diverged(
     receiver.close()
 
 
-def test_nothing_to_pull_yet_is_worth_another_try(disk: MemoryDisk) -> None:
+def test_pull_of_missing_log_raises_unreachable(disk: MemoryDisk) -> None:
     with pytest.raises(Unreachable):
         plan_merged(disk, "/nowhere", PullMerged())
     with pytest.raises(Unreachable):
         plan_session(disk, "/nowhere", PullSession(1))
 
 
-def test_a_sessions_copy_is_held_against_the_chain(disk: MemoryDisk, grown: Grown) -> None:
+def test_session_copy_is_checked_against_running_checksum(disk: MemoryDisk, grown: Grown) -> None:
     for segment in files_of(disk, SESSION):
         for mark in read_marks(disk, SESSION, segment):
             place = LogOffset(*segment, mark.offset)
@@ -275,7 +275,7 @@ def damaged(disk: MemoryDisk, path: str, end: int) -> Iterator[MemoryDisk]:
         disk.write(path, good)
 
 
-def test_a_damaged_segment_of_a_node_does_not_say_that_a_copy_differs(disk: MemoryDisk, grown: Grown) -> None:
+def test_corrupt_merged_segment_of_node_never_raises_diverged(disk: MemoryDisk, grown: Grown) -> None:
     """What is left of it ends before the receiver does. Another node may have all of it."""
     receiver = whole_copy(disk)
     give(receiver, itertools.takewhile(lambda item: isinstance(item, Chunk), items_of(disk, MERGED)))
@@ -293,9 +293,7 @@ def test_a_damaged_segment_of_a_node_does_not_say_that_a_copy_differs(disk: Memo
     receiver.close()
 
 
-def test_a_damaged_segment_of_a_session_does_not_say_that_a_copy_differs(
-    disk: MemoryDisk, grown: Grown
-) -> None:
+def test_corrupt_session_segment_of_node_never_raises_diverged(disk: MemoryDisk, grown: Grown) -> None:
     table = read_table(disk, SESSION)
     assert table is not None
     for segment in table.segments:
@@ -309,7 +307,7 @@ def test_a_damaged_segment_of_a_session_does_not_say_that_a_copy_differs(
         assert found.keys() == {"Corrupt", "Unreachable"}
 
 
-def test_only_nodes_pull_sessions_and_only_its_holder_uses_a_name() -> None:
+def test_session_pull_needs_node_role_and_name_needs_matching_certificate() -> None:
     node, sub = Identity("s", "node", "n2"), Identity("s", "subscriber", "sub")
     check_puller(node, PullHello("s", PullSession(1)), "s")
     check_puller(sub, PullHello("s", PullMerged(name="sub")), "s")
@@ -365,7 +363,7 @@ def dumb_filter(disk: Disk, topics: Iterable[str]) -> list[tuple[int, str, bytes
     stops=st.lists(st.integers(0, 12), max_size=3),
     compression=st.sampled_from([None, "zstd"]),
 )
-def test_a_filtered_copy_has_just_the_messages_of_the_topics_however_often_it_is_broken_off(
+def test_filtered_copy_has_exactly_messages_of_its_topics_after_any_interruptions(
     rounds: list[list[int]], topics: set[str], stops: list[int], compression: str | None
 ) -> None:
     disk = MemoryDisk()
@@ -392,7 +390,7 @@ def test_a_filtered_copy_has_just_the_messages_of_the_topics_however_often_it_is
     assert verify(COPY, disk=disk).damage == []
 
 
-def test_a_filtered_copy_follows_a_log_that_grows_and_says_how_far_it_is_complete(disk: MemoryDisk) -> None:
+def test_filtered_copy_follows_growing_log_and_records_complete_position(disk: MemoryDisk) -> None:
     grown = Grown(disk)
     grown.grow(10, 10)
     with contextlib.closing(Sender(MERGED, LogOffset(0, 0, 0), disk=disk)) as sender:
@@ -419,7 +417,7 @@ def test_a_filtered_copy_follows_a_log_that_grows_and_says_how_far_it_is_complet
         receiver.close()
 
 
-def test_a_filtered_pull_says_how_far_it_is_while_there_is_more_to_read(disk: MemoryDisk) -> None:
+def test_filtered_pull_reports_progress_while_no_message_matches(disk: MemoryDisk) -> None:
     """Else a receiver knows of no progress, and holds the log back, as long as other topics keep coming."""
     grown = Grown(disk)
     grown.grow(*[100] * 50, rolls=False)
@@ -433,7 +431,7 @@ def test_a_filtered_pull_says_how_far_it_is_while_there_is_more_to_read(disk: Me
     assert ends[-1] == grown.log.position
 
 
-def test_trims_are_told_in_a_filtered_pull(disk: MemoryDisk, grown: Grown) -> None:
+def test_filtered_pull_reports_trim_of_log(disk: MemoryDisk, grown: Grown) -> None:
     grown.log.trim(SegmentId(0, 1))
     start, items = filtered_items(disk, PullMerged(topics=("t1",)))
     assert start.offset == LogOffset(0, 1, 0)
@@ -445,7 +443,7 @@ def test_trims_are_told_in_a_filtered_pull(disk: MemoryDisk, grown: Grown) -> No
     receiver.close()
 
 
-def test_a_filtered_copy_starts_with_the_whole_segment_of_its_position(
+def test_filtered_copy_starts_with_whole_segment_containing_its_position(
     disk: MemoryDisk, grown: Grown
 ) -> None:
     """Else a reader with an earlier position would miss messages, and no gap would tell it."""
@@ -510,7 +508,7 @@ def end_of(path: str) -> LogOffset:
     return LogOffset(*segment, len(content))
 
 
-def test_a_pull_gets_the_log_and_what_is_merged_later(tmp_path: Path, pki: Path) -> None:
+def test_pull_receives_log_and_later_merged_messages(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         grown = Grown(REAL, str(tmp_path / "source"), node.merged)
@@ -541,7 +539,9 @@ def test_a_pull_gets_the_log_and_what_is_merged_later(tmp_path: Path, pki: Path)
 
 
 @pytest.mark.parametrize(("name", "largest"), [("sub", PULLED_CHUNK_BYTES_MAX), ("n1", CHUNK_BYTES_MAX)])
-def test_a_client_gets_larger_chunks_than_a_node(tmp_path: Path, pki: Path, name: str, largest: int) -> None:
+def test_subscriber_receives_larger_chunks_than_node(
+    tmp_path: Path, pki: Path, name: str, largest: int
+) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         grown = Grown(REAL, str(tmp_path / "source"), node.merged)
@@ -558,7 +558,7 @@ def test_a_client_gets_larger_chunks_than_a_node(tmp_path: Path, pki: Path, name
 
 
 @pytest.mark.parametrize("how", ["recent", "old", "costly", "not in memory"])
-def test_what_was_just_merged_is_read_in_the_loop_if_that_is_quick(
+def test_recently_merged_cached_bytes_are_read_in_event_loop_if_quick(
     tmp_path: Path, pki: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "old":
@@ -592,7 +592,7 @@ def test_what_was_just_merged_is_read_in_the_loop_if_that_is_quick(
     assert sum(is_in_loop) == {"recent": len(is_in_loop) - 1, "costly": 1}.get(how, 0)
 
 
-def test_a_node_pulls_a_sessions_copy(tmp_path: Path, pki: Path) -> None:
+def test_session_pull_of_node_receives_whole_session(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         source = publish(REAL, 2000, 2000, 2000, root=str(tmp_path / "source"))
@@ -623,7 +623,7 @@ def test_a_node_pulls_a_sessions_copy(tmp_path: Path, pki: Path) -> None:
         ("sub", PullMerged(cluster=CLUSTER, offset=LogOffset(7, 0, 64)), Unreachable),
     ],
 )
-def test_what_may_not_be_pulled_is_refused(
+def test_unauthorized_or_mismatched_pull_is_rejected_with_its_error(
     tmp_path: Path, pki: Path, name: str, log: PullMerged | PullSession, error: type[RtError]
 ) -> None:
     async def main() -> None:
@@ -642,7 +642,7 @@ def test_what_may_not_be_pulled_is_refused(
     asyncio.run(main())
 
 
-def test_a_second_hello_is_refused(tmp_path: Path, pki: Path) -> None:
+def test_second_hello_raises_protocol_violation(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         grown = Grown(REAL, str(tmp_path / "source"), node.merged)
@@ -656,7 +656,7 @@ def test_a_second_hello_is_refused(tmp_path: Path, pki: Path) -> None:
     asyncio.run(main())
 
 
-def test_only_the_subscriber_itself_hears_that_nothing_is_held_back_for_it(tmp_path: Path, pki: Path) -> None:
+def test_hold_rejection_is_sent_only_to_its_subscriber(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         grown = Grown(REAL, str(tmp_path / "source"), node.merged)
@@ -683,9 +683,7 @@ def test_only_the_subscriber_itself_hears_that_nothing_is_held_back_for_it(tmp_p
     asyncio.run(main())
 
 
-def test_a_subscriber_acknowledges_with_its_hello_and_later_in_its_own_name_alone(
-    tmp_path: Path, pki: Path
-) -> None:
+def test_acknowledgement_in_hello_or_later_is_accepted_only_for_own_name(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         grown = Grown(REAL, str(tmp_path / "source"), node.merged)
@@ -720,7 +718,7 @@ def test_a_subscriber_acknowledges_with_its_hello_and_later_in_its_own_name_alon
     ],
     ids=["another cluster", "other messages", "a later line", "a range of another cluster"],
 )
-def test_what_was_acknowledged_of_another_log_moves_no_hold(
+def test_acknowledgement_of_mismatched_copy_moves_no_hold(
     tmp_path: Path, pki: Path, copy: PullMerged
 ) -> None:
     async def main() -> None:
@@ -741,7 +739,7 @@ def test_what_was_acknowledged_of_another_log_moves_no_hold(
     asyncio.run(main())
 
 
-def test_many_streams_share_one_watch_and_all_hear_of_a_change(tmp_path: Path, pki: Path) -> None:
+def test_concurrent_pulls_share_one_watch_and_all_receive_new_bytes(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         grown = Grown(REAL, str(tmp_path / "source"), node.merged)
@@ -767,7 +765,7 @@ def test_many_streams_share_one_watch_and_all_hear_of_a_change(tmp_path: Path, p
     asyncio.run(main())
 
 
-def test_a_pull_that_is_cancelled_before_its_hold_is_confirmed_leaves_nothing() -> None:
+def test_pull_cancelled_before_hold_confirmation_leaves_no_state() -> None:
     async def main() -> None:
         asked = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The push client against nodes that keep, restart, refuse, lie and stand still; majority arithmetic."""
+"""The push client against nodes that restart, reject, stall or report wrong offsets; majority arithmetic."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def pushing(directory: str, made: list[PushNode], **options: Any) -> Async
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_what_is_published_comes_to_every_node_byte_for_byte(tmp_path: Path) -> None:
+def test_published_bytes_reach_every_node_unchanged(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path, roll_bytes=20_000) as publisher:
             async with nodes() as made, pushing(publisher.directory, made) as client:
@@ -110,7 +110,7 @@ def published_levels(publisher: rt.Publisher) -> list[Level]:
     return [] if record is None else [record.replicated, record.merged]
 
 
-def test_a_restarted_publisher_goes_on_in_its_next_life(tmp_path: Path) -> None:
+def test_restarted_publisher_continues_in_its_next_run(tmp_path: Path) -> None:
     async def test() -> None:
         publisher_in(tmp_path).close()
         directory = str(tmp_path / "s" / "sessions" / "feed")
@@ -128,7 +128,7 @@ def test_a_restarted_publisher_goes_on_in_its_next_life(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_minority_that_is_away_holds_up_nothing_and_catches_up_when_it_is_back(tmp_path: Path) -> None:
+def test_unreachable_minority_blocks_nothing_and_catches_up_after_restart(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             async with nodes() as made, pushing(publisher.directory, made):
@@ -146,7 +146,7 @@ def test_a_minority_that_is_away_holds_up_nothing_and_catches_up_when_it_is_back
     run(test())
 
 
-def test_a_majority_that_is_away_stops_the_replicated_level_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_replicated_level_waits_while_majority_is_unreachable(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             async with nodes() as made, pushing(publisher.directory, made):
@@ -168,7 +168,7 @@ def read_level(publisher: rt.Publisher) -> Level:
     return NO_LEVEL if record is None else record.replicated
 
 
-def test_a_node_that_stands_still_does_not_hold_up_the_others_and_is_sent_no_more_than_is_bounded(
+def test_stalled_node_blocks_no_other_and_its_unacknowledged_bytes_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "UNACKNOWLEDGED_BYTES_MAX", 2**20)
@@ -201,7 +201,7 @@ def recorded_pauses(monkeypatch: pytest.MonkeyPatch, *, longer: float = 0.001) -
     return pauses
 
 
-def test_a_node_with_a_full_disk_is_asked_ever_more_rarely_and_logged_once_until_it_takes_something(
+def test_node_with_full_disk_is_retried_with_backoff_and_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It accepts the session each time, and ends the stream at the first bytes."""
@@ -235,7 +235,7 @@ def test_a_node_with_a_full_disk_is_asked_ever_more_rarely_and_logged_once_until
     run(test())
 
 
-def test_a_node_that_is_back_is_asked_soon_when_another_one_is_lost(
+def test_restarted_node_is_retried_at_once_when_another_node_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it no majority takes what is published."""
@@ -257,7 +257,7 @@ def test_a_node_that_is_back_is_asked_soon_when_another_one_is_lost(
     run(test())
 
 
-def test_nodes_that_end_each_stream_do_not_hurry_each_other(
+def test_nodes_that_end_each_stream_do_not_reset_backoff_of_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = recorded_pauses(monkeypatch)
@@ -278,7 +278,7 @@ def test_nodes_that_end_each_stream_do_not_hurry_each_other(
     run(test())
 
 
-def test_a_batch_larger_than_the_bound_on_what_is_unacknowledged_goes_through(
+def test_batch_larger_than_unacknowledged_limit_is_pushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "UNACKNOWLEDGED_BYTES_MAX", 2**20)
@@ -298,7 +298,7 @@ def test_a_batch_larger_than_the_bound_on_what_is_unacknowledged_goes_through(
     run(test())
 
 
-def test_a_node_that_starts_behind_what_it_holds_counts_as_having_what_is_merged(tmp_path: Path) -> None:
+def test_node_starting_after_its_own_bytes_counts_as_holding_merged_messages(tmp_path: Path) -> None:
     async def test() -> None:
         for number in range(2):
             with publisher_in(tmp_path) as publisher:
@@ -315,7 +315,7 @@ def test_a_node_that_starts_behind_what_it_holds_counts_as_having_what_is_merged
     run(test())
 
 
-def test_no_chunk_is_sent_before_its_life_is_open(tmp_path: Path) -> None:
+def test_chunks_are_not_sent_before_their_run_is_open(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             async with nodes(1, members=1) as made:
@@ -334,7 +334,7 @@ def test_no_chunk_is_sent_before_its_life_is_open(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_node_that_names_a_wrong_offset_is_left_and_the_others_go_on(
+def test_node_reporting_invalid_offset_is_dropped_and_others_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -353,7 +353,7 @@ def test_a_node_that_names_a_wrong_offset_is_left_and_the_others_go_on(
         run(test())
 
 
-def test_a_node_that_lost_its_disk_is_not_counted_before_it_has_everything_again(tmp_path: Path) -> None:
+def test_node_with_wiped_disk_does_not_count_before_it_has_everything_again(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             async with nodes() as made, pushing(publisher.directory, made) as client:
@@ -376,7 +376,7 @@ def test_a_node_that_lost_its_disk_is_not_counted_before_it_has_everything_again
     run(test())
 
 
-def test_one_node_that_refuses_is_asked_again_and_all_of_them_end_the_client(tmp_path: Path) -> None:
+def test_rejection_by_one_node_is_retried_and_by_all_nodes_ends_client(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             async with nodes() as made:
@@ -399,7 +399,7 @@ def test_one_node_that_refuses_is_asked_again_and_all_of_them_end_the_client(tmp
     run(test())
 
 
-def test_a_run_that_the_cluster_closed_is_fenced_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_run_closed_by_cluster_raises_fenced_and_next_run_continues(tmp_path: Path) -> None:
     async def test() -> None:
         async with nodes() as made:
             for node in made:
@@ -423,7 +423,7 @@ def test_a_run_that_the_cluster_closed_is_fenced_and_the_next_run_goes_on(tmp_pa
     run(test())
 
 
-def test_a_session_that_a_majority_has_fenced_is_over_though_the_others_are_away(tmp_path: Path) -> None:
+def test_session_fenced_by_majority_ends_client_while_others_are_unreachable(tmp_path: Path) -> None:
     async def test() -> None:
         async with nodes() as made:
             for node in made[:2]:
@@ -437,7 +437,7 @@ def test_a_session_that_a_majority_has_fenced_is_over_though_the_others_are_away
     run(test())
 
 
-def test_of_two_nodes_one_that_says_fenced_is_enough_if_the_other_is_away_and_not_while_it_serves(
+def test_fence_by_one_of_two_nodes_ends_client_only_if_other_is_unreachable(
     tmp_path: Path,
 ) -> None:
     async def test() -> None:
@@ -460,7 +460,7 @@ def test_of_two_nodes_one_that_says_fenced_is_enough_if_the_other_is_away_and_no
     run(test())
 
 
-def test_nodes_of_another_cluster_get_nothing(tmp_path: Path) -> None:
+def test_push_to_another_cluster_raises_cluster_mismatch_and_sends_no_bytes(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             publisher.publish(b"one")
@@ -488,7 +488,7 @@ def test_nodes_of_another_cluster_get_nothing(tmp_path: Path) -> None:
     run(test())
 
 
-def test_damage_in_the_own_log_ends_the_client_with_file_and_offset(tmp_path: Path) -> None:
+def test_corrupt_session_log_raises_corrupt_with_offset(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             publisher.publish(bytes(100))
@@ -505,7 +505,7 @@ def test_damage_in_the_own_log_ends_the_client_with_file_and_offset(tmp_path: Pa
     run(test())
 
 
-def test_a_client_that_is_to_finish_ends_when_a_majority_has_everything(tmp_path: Path) -> None:
+def test_finishing_client_ends_when_majority_has_everything(tmp_path: Path) -> None:
     async def test() -> None:
         publisher = publisher_in(tmp_path)
         async with nodes() as made:
@@ -525,7 +525,7 @@ def test_a_client_that_is_to_finish_ends_when_a_majority_has_everything(tmp_path
     run(test())
 
 
-def test_a_second_client_is_refused_or_waits_until_the_first_makes_way(tmp_path: Path) -> None:
+def test_second_client_raises_directory_locked_or_waits_for_first_to_finish(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             async with nodes() as made:
@@ -555,14 +555,14 @@ def test_a_second_client_is_refused_or_waits_until_the_first_makes_way(tmp_path:
     run(test())
 
 
-def test_a_client_needs_endpoints_each_once(tmp_path: Path) -> None:
+def test_missing_or_duplicate_endpoints_raise_value_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no endpoint is named"):
         PushClient(tmp_path, "s", [])
     with pytest.raises(ValueError, match="named twice"):
         PushClient(tmp_path, "s", ["a:1", "a:1"])
 
 
-def test_a_merged_log_is_not_pushed(tmp_path: Path) -> None:
+def test_push_of_merged_log_raises_invalid_name(tmp_path: Path) -> None:
     from rt.testing.merged import MergedLogBuilder
 
     MergedLogBuilder(tmp_path / "merged", cluster_id=CLUSTER, stream="s").close()
@@ -576,15 +576,13 @@ levels = st.builds(Level, st.integers(0, 3), st.integers(0, 9))
 
 
 @given(st.lists(levels, max_size=7), st.integers(1, 7))
-def test_the_majority_level_is_the_furthest_that_a_majority_has_reached(
-    said: list[Level], members: int
-) -> None:
+def test_majority_level_is_highest_level_reached_by_majority(said: list[Level], members: int) -> None:
     said = said[:members]
     by_subsets = [min(group) for group in itertools.combinations(said, members // 2 + 1)]
     assert majority_level(said, members) == max(by_subsets, default=NO_LEVEL)
 
 
-def test_a_node_counts_once_and_unheard_ones_have_nothing() -> None:
+def test_node_counts_once_and_nodes_without_report_count_as_empty() -> None:
     levels = QuorumProgress()
     assert (levels.replicated, levels.merged, levels.members) == (NO_LEVEL, NO_LEVEL, 0)
     for _ in range(2):
@@ -598,7 +596,7 @@ def test_a_node_counts_once_and_unheard_ones_have_nothing() -> None:
     assert levels.replicated == Level(1, 5)  # Of five, two are no majority; but what is merged has one.
 
 
-def test_what_a_connected_node_lacks_of_what_is_merged_is_known_unless_it_is_far_behind() -> None:
+def test_merged_messages_missing_on_connected_node_are_counted_unless_it_lags_far() -> None:
     levels = QuorumProgress()
     end = LogOffset(1, NEAR_SEGMENTS, 640)
     for node, durable, number in (
@@ -621,7 +619,7 @@ def test_what_a_connected_node_lacks_of_what_is_merged_is_known_unless_it_is_far
     assert levels.lacking == 0
 
 
-def test_what_a_node_held_counts_no_more_when_its_stream_has_ended() -> None:
+def test_progress_of_node_stops_counting_when_its_stream_ends() -> None:
     """Its disk may be another one when it is back."""
     levels = QuorumProgress()
     for node, number in (("n1", 5), ("n2", 9)):
@@ -636,7 +634,7 @@ def test_what_a_node_held_counts_no_more_when_its_stream_has_ended() -> None:
     assert levels.replicated == Level(0, 5)
 
 
-def test_once_the_members_are_known_only_they_count_and_a_majority_of_them_is_needed() -> None:
+def test_replicated_level_needs_majority_of_known_members_only() -> None:
     levels = QuorumProgress()
     for node, number in (("n1", 9), ("n2", 8), ("n3", 4)):
         levels.start(node, 3, None)
@@ -659,7 +657,7 @@ def test_once_the_members_are_known_only_they_count_and_a_majority_of_them_is_ne
     st.dictionaries(st.sampled_from(["n1", "n2", "n3", "n4", "n5"]), st.integers(0, 9)),
     st.sets(st.sampled_from(["n1", "n2", "n3", "n4", "n5"]), min_size=1),
 )
-def test_what_is_replicated_is_held_by_a_majority_of_the_members(
+def test_replicated_level_is_highest_number_held_by_majority_of_members(
     said: dict[str, int], members: set[str]
 ) -> None:
     levels = QuorumProgress()
@@ -679,11 +677,11 @@ def known_nodes(*names: str) -> KnownNodes:
     return KnownNodes(tuple(KnownNode(name, f"{name}:1") for name in sorted(names)), 1)
 
 
-def test_a_higher_run_is_further_whatever_its_number() -> None:
+def test_level_of_higher_run_is_higher_at_any_number() -> None:
     assert majority_level([Level(2, 0), Level(1, 90), Level(2, 5)], 3) == Level(2, 0)
 
 
-def test_no_node_hears_of_a_run_whose_beginning_could_not_be_synced(tmp_path: Path) -> None:
+def test_run_is_not_sent_to_any_node_if_directory_sync_fails(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             publisher.publish(b"a")
@@ -708,7 +706,7 @@ def test_no_node_hears_of_a_run_whose_beginning_could_not_be_synced(tmp_path: Pa
 @pytest.mark.parametrize("is_reachable", [True, False])
 @pytest.mark.parametrize("is_finishing", [False, True])
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_a_directory_that_was_removed_ends_the_push_with_the_reason(
+def test_removed_session_directory_ends_push_with_log_not_found(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     *,
@@ -744,7 +742,7 @@ def test_a_directory_that_was_removed_ends_the_push_with_the_reason(
     assert "session_directory_removed" in caplog.text
 
 
-def test_a_directory_that_was_made_again_is_not_pushed_by_the_client_of_the_old_one(tmp_path: Path) -> None:
+def test_recreated_session_directory_ends_old_client_and_is_pushed_by_new_one(tmp_path: Path) -> None:
     async def test() -> None:
         publisher_in(tmp_path).close()
         directory = str(tmp_path / "s" / "sessions" / "feed")
@@ -764,7 +762,7 @@ def test_a_directory_that_was_made_again_is_not_pushed_by_the_client_of_the_old_
     run(test())
 
 
-def test_a_want_of_descriptors_is_tried_again_and_a_log_that_cannot_be_read_is_not() -> None:
+def test_own_log_read_passes_too_many_files_and_raises_local_log_failed_otherwise() -> None:
     def refused() -> None:
         raise TooManyFiles("no file descriptor left")
 

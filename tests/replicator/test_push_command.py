@@ -1,4 +1,4 @@
-"""`rt push`: one session or all of a root, options that do not go together, and how it ends."""
+"""`rt push`: one session or all sessions of a root, invalid options, and how it ends."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ def until(condition: Callable[[], object]) -> None:
         (["--insecure", "--ca", __file__], "--insecure excludes"),
     ],
 )
-def test_options_that_do_not_go_together_are_misuse(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_conflicting_tls_options_exit_with_2(tmp_path: Path, arguments: list[str], said: str) -> None:
     result = run(tmp_path, "--stream", "s", "--endpoints", "localhost:1", *arguments)
     assert result.exit_code == 2
     assert said in result.output
 
 
-def test_no_endpoints_and_endpoints_elsewhere_without_tls_are_misuse(tmp_path: Path) -> None:
+def test_empty_endpoints_or_remote_endpoint_without_tls_raise_value_error(tmp_path: Path) -> None:
     directory = published(tmp_path, "feed", b"one")
     for endpoints in (" , ", "example.org:5002"):
         result = run(directory, "--stream", "s", "--endpoints", endpoints, "--insecure")
         assert isinstance(result.exception, ValueError)
 
 
-def test_endpoints_elsewhere_without_tls_are_misuse_also_for_all_sessions_of_a_root(tmp_path: Path) -> None:
+def test_remote_endpoint_without_tls_raises_invalid_option_for_root(tmp_path: Path) -> None:
     published(tmp_path, "feed", b"one")
     result = run(tmp_path, "--stream", "s", "--endpoints", "n1.example:1", "--insecure")
     assert isinstance(result.exception, rt.InvalidOption)
     assert "loopback only, not to 'n1.example:1'" in str(result.exception)
 
 
-def test_all_sessions_of_a_root_are_pushed_also_those_that_come_later_and_one_that_fails_ends_no_other(
+def test_root_push_includes_later_sessions_and_survives_failure_of_one_session(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = published(tmp_path, "good", b"one")
@@ -105,7 +105,7 @@ def test_all_sessions_of_a_root_are_pushed_also_those_that_come_later_and_one_th
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [b"", b"nonsense\n"])
-def test_attached_to_what_is_no_publisher_it_ends_when_all_is_heard(tmp_path: Path, said: bytes) -> None:
+def test_attached_push_without_publisher_exits_with_0_at_end_of_stdin(tmp_path: Path, said: bytes) -> None:
     (tmp_path / "stdin").write_bytes(said)
     with (tmp_path / "stdin").open() as stdin:
         done = subprocess.run(
@@ -120,7 +120,7 @@ def test_attached_to_what_is_no_publisher_it_ends_when_all_is_heard(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_signal_ends_it_and_a_refusal_by_all_nodes_too(tmp_path: Path) -> None:
+def test_push_exits_with_143_on_sigterm_and_with_1_if_all_nodes_reject(tmp_path: Path) -> None:
     directory = published(tmp_path, "feed", b"one")
     with one_node() as (node, _):
         command = [
@@ -138,7 +138,7 @@ def test_a_signal_ends_it_and_a_refusal_by_all_nodes_too(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_it_ends_with_the_reason_when_the_directory_is_removed(tmp_path: Path) -> None:
+def test_push_exits_with_1_and_reason_when_session_directory_is_removed(tmp_path: Path) -> None:
     directory = published(tmp_path, "feed", b"one")
     with one_node() as (node, _):
         command = [

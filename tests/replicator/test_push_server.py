@@ -1,4 +1,4 @@
-"""The push server over loopback mTLS: who may push what, in which order, and what is acknowledged when."""
+"""The push server over loopback mTLS: who may push, in which order, and when bytes are acknowledged."""
 
 from __future__ import annotations
 
@@ -136,9 +136,7 @@ def run(coroutine: Any) -> None:
     asyncio.run(coroutine)
 
 
-def test_a_session_is_stored_and_acknowledged_when_it_is_durable(
-    tmp_path: Path, pki: Path, session: str
-) -> None:
+def test_pushed_session_is_stored_and_reported_durable(tmp_path: Path, pki: Path, session: str) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         async with node.serving(tls_of(pki, "n1")) as endpoint, client_of(endpoint, pki) as client:
@@ -166,7 +164,7 @@ def test_a_session_is_stored_and_acknowledged_when_it_is_durable(
     run(main())
 
 
-def test_what_is_merged_is_reported_with_what_is_synced_next_or_at_once(
+def test_merged_progress_is_reported_with_next_sync_or_at_once_if_urgent(
     tmp_path: Path, pki: Path, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_replica, "MERGED_SECONDS_MAX", 3600.0)
@@ -193,7 +191,9 @@ def test_what_is_merged_is_reported_with_what_is_synced_next_or_at_once(
     run(main())
 
 
-def test_a_stream_goes_on_where_the_copy_ends(tmp_path: Path, pki: Path, session: str) -> None:
+def test_push_stream_continues_at_end_of_session_replica_after_reconnect(
+    tmp_path: Path, pki: Path, session: str
+) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         async with node.serving(tls_of(pki, "n1")) as endpoint:
@@ -216,9 +216,7 @@ def test_a_stream_goes_on_where_the_copy_ends(tmp_path: Path, pki: Path, session
     run(main())
 
 
-def test_a_newer_stream_of_a_session_takes_the_place_of_the_older(
-    tmp_path: Path, pki: Path, session: str
-) -> None:
+def test_newer_push_stream_of_session_closes_older_one(tmp_path: Path, pki: Path, session: str) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         async with (
@@ -252,7 +250,7 @@ def test_a_newer_stream_of_a_session_takes_the_place_of_the_older(
     ],
     ids=["bad bytes", "no life", "wrong place", "wrong seal", "another life"],
 )
-def test_what_breaks_a_rule_ends_the_stream_with_an_error_and_stores_nothing_bad(
+def test_protocol_error_ends_push_stream_and_stores_no_invalid_bytes(
     tmp_path: Path, pki: Path, session: str, spoil: Any, error: type[RtError]
 ) -> None:
     async def main() -> None:
@@ -288,7 +286,7 @@ def test_what_breaks_a_rule_ends_the_stream_with_an_error_and_stores_nothing_bad
         ("stranger", {}, CertificateError),
     ],
 )
-def test_whoever_may_not_push_it_is_refused(
+def test_push_without_matching_certificate_or_cluster_is_refused(
     tmp_path: Path, pki: Path, session: str, name: str, changes: dict[str, Any], error: type[RtError]
 ) -> None:
     async def main() -> None:
@@ -313,7 +311,9 @@ def test_whoever_may_not_push_it_is_refused(
     ],
     ids=["nothing", "garbage", "no hello", "a path for a name"],
 )
-def test_a_stream_that_does_not_begin_with_a_hello_is_refused(tmp_path: Path, pki: Path, data: bytes) -> None:
+def test_push_stream_without_initial_hello_raises_protocol_violation(
+    tmp_path: Path, pki: Path, data: bytes
+) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         async with node.serving(tls_of(pki, "n1")) as endpoint, client_of(endpoint, pki) as client:
@@ -325,7 +325,7 @@ def test_a_stream_that_does_not_begin_with_a_hello_is_refused(tmp_path: Path, pk
     assert hello.session == "feed"
 
 
-def test_a_stream_that_says_nothing_is_ended(
+def test_silent_push_stream_is_ended_after_hello_timeout(
     tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replicator.protocol.grpc_service.HELLO_SECONDS", 0.1)
@@ -340,7 +340,7 @@ def test_a_stream_that_says_nothing_is_ended(
     run(main())
 
 
-def test_names_with_a_suffix_belong_to_the_certificate() -> None:
+def test_certificate_allows_its_session_name_with_tilde_suffix_and_no_other() -> None:
     identity = Identity("s", "publisher", "feed", frozenset({"d1"}))
     for session, dedup in (("feed", None), ("feed~backup", None), ("feed", "d1")):
         check_publisher(identity, PushHello("s", session, bytes(16), dedup), "s")
@@ -351,7 +351,7 @@ def test_names_with_a_suffix_belong_to_the_certificate() -> None:
         check_publisher(identity, PushHello("t", "feed", bytes(16)), "s")
 
 
-def test_a_store_that_refuses_ends_the_stream(tmp_path: Path, pki: Path, session: str) -> None:
+def test_store_error_ends_push_stream(tmp_path: Path, pki: Path, session: str) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         async with node.serving(tls_of(pki, "n1")) as endpoint, client_of(endpoint, pki) as client:
@@ -364,7 +364,7 @@ def test_a_store_that_refuses_ends_the_stream(tmp_path: Path, pki: Path, session
     run(main())
 
 
-def test_large_messages_on_their_way_are_bounded_over_all_streams(tmp_path: Path, pki: Path) -> None:
+def test_unfinished_large_messages_are_bounded_across_push_streams(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         node.unfinished = UnfinishedBytes(400_000)
@@ -428,7 +428,7 @@ class Room:
         return self.unfinished.total // 2**20
 
 
-def test_the_batch_that_comes_most_slowly_makes_room() -> None:
+def test_slowest_unfinished_batches_are_interrupted_first() -> None:
     room, slow, slower, quick, last = Room(), *map(Growing, ["slow", "slower", "quick", "last"])
     room.hold(slow, 4)
     room.hold(slower, 2)
@@ -446,7 +446,7 @@ def test_the_batch_that_comes_most_slowly_makes_room() -> None:
     assert room.total() == 900
 
 
-def test_batches_that_come_quickly_make_no_room() -> None:
+def test_fast_unfinished_batches_are_not_interrupted_and_new_batch_raises_overloaded() -> None:
     room, first, second = Room(), Growing("first"), Growing("second")
     room.hold(first, 999)
     room.now_s = 100.0
@@ -460,7 +460,7 @@ def test_batches_that_come_quickly_make_no_room() -> None:
     assert room.told == ["first"]
 
 
-def test_when_memory_is_short_batches_that_stand_still_make_room_then_the_newest() -> None:
+def test_make_room_interrupts_stalled_batches_first_then_newest() -> None:
     room, still, oldest, newer, newest, small = (
         Room(),
         *map(Growing, ["still", "oldest", "newer", "newest", "small"]),
@@ -486,7 +486,7 @@ def test_when_memory_is_short_batches_that_stand_still_make_room_then_the_newest
         max_size=40,
     )
 )
-def test_what_is_counted_is_what_is_held(steps: list[tuple[int, str, int]]) -> None:
+def test_unfinished_byte_total_equals_bytes_held_by_receivers(steps: list[tuple[int, str, int]]) -> None:
     room, receivers = Room(), [Growing(str(number)) for number in range(6)]
     for number, what, size in steps:
         receiver = receivers[number]
@@ -509,7 +509,9 @@ def test_what_is_counted_is_what_is_held(steps: list[tuple[int, str, int]]) -> N
     assert (room.unfinished.total, room.unfinished._leaving) == (0, 0)
 
 
-def test_a_stream_that_stops_within_a_large_message_makes_room_for_others(tmp_path: Path, pki: Path) -> None:
+def test_push_stream_stalled_within_large_message_is_interrupted_when_another_needs_memory(
+    tmp_path: Path, pki: Path
+) -> None:
     async def main() -> None:
         room = Room()
         node = FakeNode(tmp_path / "node")
@@ -566,7 +568,7 @@ class Waiting:
         self.synced.append(point.offset)
 
 
-def test_what_comes_during_a_sync_shares_the_next_one_and_is_told_behind_it() -> None:
+def test_bytes_stored_during_sync_share_next_sync_and_are_reported_after_it() -> None:
     async def main() -> None:
         sync = GroupCommit(threads=2)
         receiver, told = Waiting(), list[int]()
@@ -586,7 +588,7 @@ def test_what_comes_during_a_sync_shares_the_next_one_and_is_told_behind_it() ->
     run(main())
 
 
-def test_a_failed_sync_is_told_once_and_never_tried_again() -> None:
+def test_failed_sync_is_reported_once_and_never_retried() -> None:
     async def main() -> None:
         sync = GroupCommit(threads=1)
         bad, good = Waiting(error=rt.StorageFailed("no")), Waiting()
@@ -608,7 +610,7 @@ def test_a_failed_sync_is_told_once_and_never_tried_again() -> None:
     run(main())
 
 
-def test_many_receivers_share_the_threads() -> None:
+def test_group_commit_syncs_50_receivers_with_2_threads() -> None:
     async def main() -> None:
         sync = GroupCommit(threads=2)
         receivers = [Waiting() for _ in range(50)]
@@ -625,7 +627,7 @@ def test_many_receivers_share_the_threads() -> None:
 
 
 @pytest.mark.parametrize("is_cancelled_first", [True, False])
-def test_a_stream_whose_predecessor_was_cancelled_waits_for_the_one_before(
+def test_push_stream_waits_for_closing_stream_if_stream_between_was_cancelled(
     *, is_cancelled_first: bool
 ) -> None:
     """Two streams would write to one copy."""
@@ -698,14 +700,14 @@ def test_a_stream_whose_predecessor_was_cancelled_waits_for_the_one_before(
 
 
 @pytest.mark.parametrize("dedup_id", ["spark", "spark~copy.3"])
-def test_a_dedup_id_of_a_certificate_is_good_with_any_suffix(dedup_id: str) -> None:
+def test_certificate_dedup_id_allows_any_tilde_suffix(dedup_id: str) -> None:
     identity = Identity("s", "publisher", "feed", frozenset({"spark"}))
     check_publisher(identity, PushHello("s", "feed~1", bytes(16), dedup_id), "s")
     with pytest.raises(CertificateError, match="does not name that dedup id"):
         check_publisher(identity, PushHello("s", "feed~1", bytes(16), f"x{dedup_id}"), "s")
 
 
-def test_a_stream_that_waits_for_a_message_holds_none(session: str) -> None:
+def test_push_stream_keeps_no_message_while_waiting_for_next(session: str) -> None:
     kept: list[bytes] = []
     held: list[int] = []
     """How many messages the stream held each time that it asked for one."""

@@ -1,4 +1,4 @@
-"""The push client against the push server: three nodes get the same bytes, whatever breaks in between."""
+"""The push client and push server together: nodes get the same bytes in spite of interruptions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def has_all(root: Path, directory: str) -> bool:
     return Path(copy_of(root)).exists() and files_of(REAL, copy_of(root)) == files_of(REAL, directory)
 
 
-def test_three_nodes_get_every_life_of_a_publisher(tmp_path: Path, pki: Path) -> None:
+def test_three_nodes_receive_all_runs_of_publisher(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         roots = [tmp_path / name for name in ("n1", "n2", "n3")]
         directory = publish(REAL, 100, 3000, 3000, root=str(tmp_path / "source"))
@@ -66,7 +66,7 @@ def test_three_nodes_get_every_life_of_a_publisher(tmp_path: Path, pki: Path) ->
     asyncio.run(main())
 
 
-def test_a_node_that_comes_and_goes_catches_up_each_time(tmp_path: Path, pki: Path) -> None:
+def test_node_catches_up_after_each_restart(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         root, port = tmp_path / "n1", free_port()
         with rt.Publisher(tmp_path / "source", "s", publisher_id="feed", roll_bytes=200_000) as publisher:
@@ -83,7 +83,7 @@ def test_a_node_that_comes_and_goes_catches_up_each_time(tmp_path: Path, pki: Pa
     asyncio.run(main())
 
 
-def test_a_publisher_that_trimmed_what_is_merged_goes_on_with_a_node_that_lacks_it(
+def test_push_continues_to_node_missing_merged_bytes_that_publisher_trimmed(
     tmp_path: Path, pki: Path
 ) -> None:
     async def main() -> None:

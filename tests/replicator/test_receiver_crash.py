@@ -1,4 +1,4 @@
-"""Power cuts at every change that receiving makes: what was durable stays, nothing bad is ever kept."""
+"""Power cuts at every disk change of a receiver: it keeps durable bytes, and no invalid ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def receive(receiver: Receiver, items: list[Item], log: Log) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["session", "merged"])
-def test_what_was_durable_is_there_after_a_power_cut_and_the_copy_goes_on(kind: str) -> None:
+def test_receiver_keeps_durable_bytes_and_continues_after_power_cut(kind: str) -> None:
     source, path, open_replica = made(kind)
     whole = files_of(source, path)
     cut = list(recut(items_of(source, path), iter([700, 64, 3000] * 20)))
@@ -101,7 +101,7 @@ def test_what_was_durable_is_there_after_a_power_cut_and_the_copy_goes_on(kind: 
     assert sweep(run, check, prepare=prepare, recover=recover, recover_cuts=1, seeds=range(1)) > 100
 
 
-def test_a_skip_that_was_cut_off_is_done_again() -> None:
+def test_merged_receiver_skip_interrupted_by_power_cut_can_be_repeated() -> None:
     source, path, _ = made("merged")
     items = items_of(source, path)
     whole = files_of(source, path)
@@ -129,7 +129,7 @@ def test_a_skip_that_was_cut_off_is_done_again() -> None:
     assert sweep(run, check, seeds=range(2)) > 50
 
 
-def test_a_session_that_skips_what_is_merged_survives_a_cut() -> None:
+def test_session_receiver_skip_of_merged_bytes_survives_power_cut() -> None:
     source, path, open_replica = made("session")
     items = items_of(source, path)
     whole = files_of(source, path)

@@ -1,4 +1,4 @@
-"""The receiver of a merged log: whole blocks that verify, the same on every copy, and gaps that are told."""
+"""The receiver of a merged log: it stores only verified blocks, and records gaps."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def merged(disk: MemoryDisk) -> Iterator[MergedLogBuilder]:
     cuts=st.lists(st.integers(1, 9000), min_size=1),
     stops=st.lists(st.integers(0, 40), max_size=3),
 )
-def test_a_copy_is_the_log_byte_for_byte_however_it_is_cut_and_broken_off(
+def test_merged_copy_equals_log_byte_for_byte_however_chunks_are_split_and_interrupted(
     rounds: list[list[int]], cuts: list[int], stops: list[int]
 ) -> None:
     disk = MemoryDisk()
@@ -88,7 +88,7 @@ def test_a_copy_is_the_log_byte_for_byte_however_it_is_cut_and_broken_off(
 
 
 @given(at=st.integers(0, 2**31), bit=st.integers(0, 7), sizes=SIZES)
-def test_a_flipped_bit_is_refused_wherever_it_is(at: int, bit: int, sizes: list[int]) -> None:
+def test_merged_receiver_rejects_flipped_bit_anywhere(at: int, bit: int, sizes: list[int]) -> None:
     disk = MemoryDisk()
     with rolled(disk, sizes):
         (chunk,) = items_of(disk, MERGED)
@@ -106,7 +106,7 @@ def test_a_flipped_bit_is_refused_wherever_it_is(at: int, bit: int, sizes: list[
         receiver.close()
 
 
-def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLogBuilder) -> None:
+def test_merged_receiver_rejects_items_out_of_order(disk: MemoryDisk, merged: MergedLogBuilder) -> None:
     items = items_of(disk, MERGED)
     first, sealed, second = items[:3]
     assert isinstance(first, Chunk)
@@ -135,7 +135,7 @@ def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLogBuil
     receiver.close()
 
 
-def test_a_block_at_another_place_or_of_another_cluster_is_refused(
+def test_merged_receiver_rejects_block_of_other_offset_or_other_cluster(
     disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
     with MergedLogBuilder("/other", cluster_id=bytes(16), stream="s", disk=disk) as other:
@@ -153,13 +153,13 @@ def test_a_block_at_another_place_or_of_another_cluster_is_refused(
     receiver.close()
 
 
-def test_the_directory_of_another_cluster_is_not_opened(disk: MemoryDisk) -> None:
+def test_merged_receiver_of_other_cluster_directory_raises_cluster_mismatch(disk: MemoryDisk) -> None:
     merged_copy(disk).close()
     with pytest.raises(ClusterMismatch):
         MergedReceiver.open(COPY, LogIdentity(LogKind.MERGED, bytes(16), "s"), disk=disk)
 
 
-def test_the_merged_chain_and_the_last_block_are_known_again_after_a_restart(
+def test_running_checksum_and_last_block_checksum_survive_restart(
     disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
     receiver = merged_copy(disk)
@@ -181,7 +181,7 @@ def test_the_merged_chain_and_the_last_block_are_known_again_after_a_restart(
     receiver.close()
 
 
-def test_a_full_disk_keeps_whole_blocks_and_the_copy_goes_on(
+def test_merged_receiver_keeps_whole_blocks_on_full_disk_and_continues_with_space(
     disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
     (first, *_) = items_of(disk, MERGED)
@@ -200,7 +200,9 @@ def test_a_full_disk_keeps_whole_blocks_and_the_copy_goes_on(
 
 
 class TestTrims:
-    def test_a_trim_travels_when_the_copy_follows(self, disk: MemoryDisk, merged: MergedLogBuilder) -> None:
+    def test_merged_copy_following_trims_applies_trim_of_sender(
+        self, disk: MemoryDisk, merged: MergedLogBuilder
+    ) -> None:
         receiver = merged_copy(disk)
         give(receiver, items_of(disk, MERGED))
         give(receiver, [LogTrimmed(SegmentId(0, 1), 0, TrimReason.SIZE)])
@@ -209,14 +211,16 @@ class TestTrims:
         assert [segment.reason for segment in table.segments] == [TrimReason.SIZE, TrimReason.NONE]
         receiver.close()
 
-    def test_a_copy_of_its_own_retention_keeps_all(self, disk: MemoryDisk, merged: MergedLogBuilder) -> None:
+    def test_merged_copy_with_own_retention_ignores_trims_of_sender(
+        self, disk: MemoryDisk, merged: MergedLogBuilder
+    ) -> None:
         receiver = merged_copy(disk, follows_trims=False)
         give(receiver, [*items_of(disk, MERGED), LogTrimmed(SegmentId(0, 2), 0, TrimReason.SIZE)])
         assert files_of(disk, COPY) == files_of(disk, MERGED)
         receiver.close()
 
     @pytest.mark.parametrize("follows", [True, False])
-    def test_a_copy_that_was_away_too_long_skips_forward_and_its_reader_is_told(
+    def test_merged_copy_overtaken_by_trim_skips_forward_and_its_reader_gets_event(
         self, disk: MemoryDisk, merged: MergedLogBuilder, follows: bool
     ) -> None:
         receiver = merged_copy(disk, follows_trims=follows)
@@ -251,7 +255,7 @@ class TestTrims:
         assert not follows or verify(COPY, disk=disk).damage == []
 
     @pytest.mark.parametrize("follows", [True, False])
-    def test_a_copy_that_begins_behind_what_is_trimmed_knows_why_and_of_no_more(
+    def test_merged_copy_started_after_trim_records_reason_of_that_trim_only(
         self, disk: MemoryDisk, merged: MergedLogBuilder, follows: bool
     ) -> None:
         merged.trim(SegmentId(0, 1))
@@ -273,7 +277,7 @@ class TestTrims:
                 next(iter(reader))
         assert [event.reason for event in events] == ["disk", "lost"]
 
-    def test_a_trim_while_the_sender_is_ahead_lets_the_copy_skip(
+    def test_merged_copy_skips_segments_trimmed_before_it_received_them(
         self, disk: MemoryDisk, merged: MergedLogBuilder
     ) -> None:
         receiver = merged_copy(disk)
@@ -284,7 +288,7 @@ class TestTrims:
         assert receiver.end == merged.position
         receiver.close()
 
-    def test_a_skip_from_the_middle_of_a_block_forgets_it(
+    def test_merged_receiver_drops_unfinished_block_when_it_skips_forward(
         self, disk: MemoryDisk, merged: MergedLogBuilder
     ) -> None:
         first = items_of(disk, MERGED)[0]
@@ -298,7 +302,9 @@ class TestTrims:
         assert files_of(disk, COPY) == files_of(disk, MERGED)
         receiver.close()
 
-    def test_a_sender_that_goes_back_is_refused(self, disk: MemoryDisk, merged: MergedLogBuilder) -> None:
+    def test_merged_receiver_rejects_start_before_its_end(
+        self, disk: MemoryDisk, merged: MergedLogBuilder
+    ) -> None:
         receiver = merged_copy(disk)
         give(receiver, items_of(disk, MERGED))
         place = receiver.next_offset
@@ -310,7 +316,7 @@ class TestTrims:
         receiver.close()
 
 
-def test_a_whole_copy_may_begin_with_any_segment(disk: MemoryDisk, merged: MergedLogBuilder) -> None:
+def test_merged_copy_may_start_at_later_segment(disk: MemoryDisk, merged: MergedLogBuilder) -> None:
     receiver = merged_copy(disk)
     table = read_table(disk, MERGED)
     assert table is not None
@@ -323,7 +329,7 @@ def test_a_whole_copy_may_begin_with_any_segment(disk: MemoryDisk, merged: Merge
     receiver.close()
 
 
-def test_a_copy_that_begins_behind_what_is_trimmed_is_not_held_up_by_word_of_it(
+def test_trim_before_start_of_merged_copy_does_not_move_next_offset(
     disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
     receiver = merged_copy(disk)
@@ -338,7 +344,7 @@ def test_a_copy_that_begins_behind_what_is_trimmed_is_not_held_up_by_word_of_it(
     receiver.close()
 
 
-def test_what_a_copy_skips_it_has_trimmed_for_the_sender_s_reason(
+def test_segments_skipped_by_merged_copy_are_trimmed_with_reason_of_sender(
     disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
     receiver = merged_copy(disk)

@@ -1,4 +1,4 @@
-"""The receiver of a session: what it stores is what the publisher wrote, and nothing else is stored."""
+"""The receiver of a session: it stores exactly the bytes that the publisher wrote."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=8)
 
 
 @given(lives=st.lists(SIZES, min_size=1, max_size=3), cuts=st.lists(st.integers(1, 9000), min_size=1))
-def test_a_replica_is_the_log_byte_for_byte_however_its_chunks_are_cut(
+def test_session_replica_equals_log_byte_for_byte_however_chunks_are_split(
     lives: list[list[int]], cuts: list[int]
 ) -> None:
     disk = MemoryDisk()
@@ -62,7 +62,7 @@ def test_a_replica_is_the_log_byte_for_byte_however_its_chunks_are_cut(
     cuts=st.lists(st.integers(1, 5000), min_size=1),
     stops=st.lists(st.integers(0, 30), max_size=4),
 )
-def test_a_replica_goes_on_where_it_ends_after_any_interruption(
+def test_session_replica_continues_at_its_end_after_any_interruption(
     sizes: list[int], cuts: list[int], stops: list[int]
 ) -> None:
     disk = MemoryDisk()
@@ -82,7 +82,7 @@ def test_a_replica_goes_on_where_it_ends_after_any_interruption(
 
 
 @given(sizes=SIZES, at=st.integers(0, 2**31), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_refused_and_what_is_good_before_it_stays(
+def test_session_receiver_rejects_flipped_bit_and_keeps_valid_bytes_before_it(
     sizes: list[int], at: int, bit: int
 ) -> None:
     disk = MemoryDisk()
@@ -138,12 +138,14 @@ class TestWhatDoesNotFollow:
             give(receiver, items)
         assert receiver.next_offset == before
 
-    def test_bytes_without_a_life_are_refused(self, disk: MemoryDisk, items: list[Item]) -> None:
+    def test_session_receiver_rejects_bytes_before_run_is_started(
+        self, disk: MemoryDisk, items: list[Item]
+    ) -> None:
         receiver = session_copy(disk)
         self.refused(receiver, items[1])
         receiver.close()
 
-    def test_a_gap_a_repeat_and_another_segment_are_refused(
+    def test_session_receiver_rejects_gap_repeat_and_other_segment(
         self, disk: MemoryDisk, items: list[Item]
     ) -> None:
         receiver = session_copy(disk)
@@ -161,7 +163,7 @@ class TestWhatDoesNotFollow:
             self.refused(receiver, Chunk(place, first.data))
         receiver.close()
 
-    def test_the_next_run_waits_until_the_last_segment_is_sealed_as_the_last(
+    def test_next_run_waits_until_last_segment_is_sealed_as_last_of_run(
         self, disk: MemoryDisk, items: list[Item]
     ) -> None:
         receiver = session_copy(disk)
@@ -183,7 +185,7 @@ class TestWhatDoesNotFollow:
         assert files_of(disk, COPY) == files_of(disk, SESSION)
         receiver.close()
 
-    def test_a_seal_beyond_or_beside_the_end_is_refused(self, disk: MemoryDisk, items: list[Item]) -> None:
+    def test_session_receiver_rejects_seal_not_at_its_end(self, disk: MemoryDisk, items: list[Item]) -> None:
         receiver = session_copy(disk)
         give(receiver, items[:2])
         place = receiver.next_offset
@@ -194,7 +196,7 @@ class TestWhatDoesNotFollow:
         self.refused(receiver, SegmentSealed(place._replace(roll=place.roll + 1), receiver.end, True, 0))
         receiver.close()
 
-    def test_a_header_of_another_life_incarnation_or_place_is_refused(
+    def test_session_receiver_rejects_header_of_other_session_run_id_or_segment(
         self, disk: MemoryDisk, items: list[Item]
     ) -> None:
         publish(disk, 10, name="other")
@@ -210,7 +212,9 @@ class TestWhatDoesNotFollow:
         assert files_of(disk, COPY) == {}
         receiver.close()
 
-    def test_a_life_that_is_over_is_fenced(self, disk: MemoryDisk, items: list[Item]) -> None:
+    def test_start_of_older_run_or_of_same_run_with_other_id_raises_fenced(
+        self, disk: MemoryDisk, items: list[Item]
+    ) -> None:
         receiver = session_copy(disk)
         give(receiver, items)
         newest = items[-1]
@@ -223,14 +227,14 @@ class TestWhatDoesNotFollow:
         assert newest is not None
         receiver.close()
 
-    def test_one_writer_a_copy(self, disk: MemoryDisk) -> None:
+    def test_second_receiver_of_same_replica_raises_directory_locked(self, disk: MemoryDisk) -> None:
         receiver = session_copy(disk)
         with pytest.raises(DirectoryLocked):
             session_copy(disk)
         receiver.close()
 
 
-def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_run_follows() -> None:
+def test_session_replica_keeps_bytes_its_publisher_lost_and_ends_run_there() -> None:
     disk = MemoryDisk()
     publish(disk, 100, 100, roll_bytes=1 << 20)
     items = items_of(disk, SESSION)
@@ -249,7 +253,7 @@ def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_run_follows()
 
 
 @pytest.mark.parametrize("offset", [0, 8, 56, 65, 100])
-def test_an_end_at_which_no_segment_can_end_is_refused(offset: int) -> None:
+def test_session_receiver_rejects_seal_at_invalid_offset(offset: int) -> None:
     disk = MemoryDisk()
     publish(disk, 100, 100, roll_bytes=1 << 20)
     receiver = session_copy(disk)
@@ -262,7 +266,7 @@ def test_an_end_at_which_no_segment_can_end_is_refused(offset: int) -> None:
     receiver.close()
 
 
-def test_a_frame_above_the_limit_is_refused_before_it_is_collected() -> None:
+def test_frame_above_size_limit_raises_message_too_large_before_buffering() -> None:
     disk = MemoryDisk()
     publish(disk, 300_000, roll_bytes=1 << 20)
     receiver = session_copy(disk, frame_bytes_max=100_000)
@@ -276,7 +280,7 @@ def test_a_frame_above_the_limit_is_refused_before_it_is_collected() -> None:
     receiver.close()
 
 
-def test_a_length_beyond_every_limit_is_damage() -> None:
+def test_frame_length_beyond_every_limit_raises_corrupt() -> None:
     disk = MemoryDisk()
     publish(disk, 10)
     items = items_of(disk, SESSION)
@@ -296,7 +300,7 @@ def test_a_length_beyond_every_limit_is_damage() -> None:
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_ZSTD])
 @pytest.mark.parametrize("fault", ["offsets", "end", "topic index", "topics", "no fault"])
-def test_a_batch_whose_checksums_hold_but_whose_columns_lie_is_refused(
+def test_batch_with_valid_checksums_and_invalid_columns_raises_bad_contents(
     count: int, codec: int, fault: str
 ) -> None:
     header = SegmentHeader(LogKind.SESSION, SegmentId(0, 0), 0, 0, bytes(16), b"12345678")
@@ -336,7 +340,7 @@ def test_a_batch_whose_checksums_hold_but_whose_columns_lie_is_refused(
     receiver.close()
 
 
-def test_a_large_message_in_many_chunks_is_kept_once() -> None:
+def test_large_message_in_many_chunks_is_buffered_once() -> None:
     disk = MemoryDisk()
     publish(disk, 3_500_000, 10, roll_bytes=1 << 30)
     receiver = session_copy(disk)
@@ -349,7 +353,7 @@ def test_a_large_message_in_many_chunks_is_kept_once() -> None:
     receiver.close()
 
 
-def test_a_full_disk_takes_nothing_of_a_chunk_and_goes_on_when_there_is_space() -> None:
+def test_session_receiver_stores_no_part_of_chunk_on_full_disk_and_continues_with_space() -> None:
     disk = MemoryDisk()
     publish(disk, 900, 900, 900, roll_bytes=1 << 20)
     items = items_of(disk, SESSION)
@@ -369,7 +373,7 @@ def test_a_full_disk_takes_nothing_of_a_chunk_and_goes_on_when_there_is_space() 
 
 
 class TestMarks:
-    def test_marks_are_told_when_they_are_durable_and_not_before(self) -> None:
+    def test_batch_boundaries_are_reported_only_after_they_are_durable(self) -> None:
         disk = MemoryDisk()
         publish(disk, 2000, 2000, 2000, 10)
         receiver = session_copy(disk)
@@ -398,7 +402,7 @@ class TestMarks:
         assert told == [(segment, offset) for segment in sorted(whole) for offset in whole[segment]]
         receiver.close()
 
-    def test_a_reopened_copy_says_the_marks_of_its_active_segment_and_goes_on_with_the_chain(self) -> None:
+    def test_reopened_replica_reports_boundaries_of_active_segment_and_continues_checksum(self) -> None:
         disk = MemoryDisk()
         publish(disk, 100, 100, 100, roll_bytes=1 << 20)
         receiver = session_copy(disk)
@@ -424,7 +428,7 @@ def segment_of(item: Item) -> SegmentId:
 
 
 class TestSkipping:
-    def test_a_copy_whose_rest_is_merged_goes_on_at_the_segment_that_is_consumed(self) -> None:
+    def test_replica_with_remaining_bytes_merged_continues_at_given_segment(self) -> None:
         disk = MemoryDisk()
         publish(disk, 2000, 2000, 2000, 2000, 2000, 2000)
         items = items_of(disk, SESSION)
@@ -442,7 +446,7 @@ class TestSkipping:
         assert receiver.end == 6
         receiver.close()
 
-    def test_a_publisher_that_trimmed_merged_segments_begins_at_the_expected_number(self) -> None:
+    def test_session_receiver_accepts_later_segment_only_after_skip_to_its_first_number(self) -> None:
         disk = MemoryDisk()
         publish(disk, 2000, 2000, 2000, 2000, 2000, 2000)
         items = items_of(disk, SESSION)
@@ -465,7 +469,7 @@ class TestSkipping:
         assert files_of(disk, COPY) == {segment: whole[segment] for segment in segments[1:]}
         receiver.close()
 
-    def test_kept_segments_stay_when_a_sender_begins_at_a_later_segment(self) -> None:
+    def test_session_receiver_keeps_its_segments_when_sender_starts_at_later_segment(self) -> None:
         """The node that has it may be the only one that can still supply it."""
         disk = MemoryDisk()
         publish(disk, 2000, 2000, 2000, 2000)
@@ -486,7 +490,7 @@ class TestSkipping:
         assert kept == {segment: whole[segment] for segment in segments[2:]}
         receiver.close()
 
-    def test_a_trimmed_copy_goes_on(self) -> None:
+    def test_trimmed_session_replica_continues_with_next_run(self) -> None:
         disk = MemoryDisk()
         publish(disk, 2000, 2000, 2000, 2000)
         receiver = session_copy(disk)
@@ -502,7 +506,7 @@ class TestSkipping:
         receiver.close()
 
 
-def test_only_what_is_before_a_place_of_the_active_segment_is_given_up_from_memory(
+def test_uncache_covers_only_bytes_of_active_segment_before_given_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rt.log.write.active_segment.UNCACHE_STEP_BYTES", 512)

@@ -1,4 +1,4 @@
-"""Reading a merged log from nodes: the same messages as from their files, whatever nodes come and go."""
+"""Reading a merged log from nodes gives the messages of their files, even if nodes restart."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read(log: RemoteLog, start: int, end: int, interest: Projection = EVERYTHING
     return [message for batch in log.read(start, end, interest, refuse) for message in batch.messages()]
 
 
-def test_bounds_and_outline_are_those_of_the_nodes_files(feeds: Feeds, log: RemoteLog) -> None:
+def test_remote_bounds_and_outline_equal_those_of_node_files(feeds: Feeds, log: RemoteLog) -> None:
     end = feeds.rows()[-1].position + 1
     assert log.bounds() == (0, end)
     told = list(log.outline(70, end))
@@ -93,7 +93,7 @@ def test_bounds_and_outline_are_those_of_the_nodes_files(feeds: Feeds, log: Remo
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_range_holds_what_the_nodes_files_hold(
+def test_remote_read_of_any_range_equals_read_of_node_files(
     feeds: Feeds, nodes: RangeNodes, data: st.DataObject
 ) -> None:
     rows = feeds.rows()
@@ -117,14 +117,14 @@ def test_any_range_holds_what_the_nodes_files_hold(
     assert got == [message for batch in reader.batches() for message in batch.messages()]
 
 
-def test_a_small_range_in_the_middle_of_a_segment_costs_little(feeds: Feeds, log: RemoteLog) -> None:
+def test_small_range_within_segment_transfers_less_than_half_of_segment(feeds: Feeds, log: RemoteLog) -> None:
     start = next(row.position for row in feeds.rows() if row.topic == "large") + 300
     got = read(log, start, start + 5)
     assert [row.position for row in got] == list(range(start, start + 5))
     assert log.received_bytes < 1.5 * 2**20 < os.path.getsize(f"{feeds.path}/log.0.1") / 2
 
 
-def test_other_topics_of_a_range_are_not_sent(feeds: Feeds, log: RemoteLog) -> None:
+def test_messages_of_other_topics_are_not_sent(feeds: Feeds, log: RemoteLog) -> None:
     rows = feeds.rows()
     got = read(log, 0, len(rows), Projection(topics=frozenset(["small"])))
     assert got == [row for row in rows if row.topic == "small"]
@@ -134,7 +134,7 @@ def test_other_topics_of_a_range_are_not_sent(feeds: Feeds, log: RemoteLog) -> N
     assert log.received_bytes < 1000 < whole
 
 
-def test_a_name_that_looks_like_a_pattern_is_a_name_on_the_node(tmp_path: Path) -> None:
+def test_topic_name_with_pattern_characters_matches_only_itself_on_node(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path, ["a"])
     for topic in ("a*", "ab", "a[b]"):
         feeds.publish("a", [topic.encode()], topic, [1])
@@ -148,7 +148,7 @@ def test_a_name_that_looks_like_a_pattern_is_a_name_on_the_node(tmp_path: Path) 
     feeds.close()
 
 
-def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nodes: RangeNodes) -> None:
+def test_read_continues_on_another_node_when_node_stops(feeds: Feeds, nodes: RangeNodes) -> None:
     rows = feeds.rows()
     log = open_log(nodes)
     batches = log.read(0, len(rows), EVERYTHING, refuse)
@@ -167,7 +167,7 @@ def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nod
 FIRST, FORCED = epoch_of(1, 0), epoch_of(forced_number(1), 7)
 
 
-def test_no_range_goes_on_with_the_messages_of_after_a_forced_reset(feeds: Feeds, nodes: RangeNodes) -> None:
+def test_read_raises_diverged_after_forced_reset(feeds: Feeds, nodes: RangeNodes) -> None:
     log = open_log(nodes)
     with nodes.in_epochs(FIRST, FIRST):
         batches = log.read(0, len(feeds.rows()), EVERYTHING, refuse)
@@ -186,7 +186,7 @@ def test_no_range_goes_on_with_the_messages_of_after_a_forced_reset(feeds: Feeds
 
 
 @pytest.mark.parametrize("left", [FIRST, epoch_of(forced_number(1), 8)])
-def test_a_node_of_before_the_forced_reset_or_of_another_one_is_left(
+def test_reader_avoids_node_in_epoch_other_than_its_forced_reset(
     feeds: Feeds, nodes: RangeNodes, left: int
 ) -> None:
     with nodes.in_epochs(left, FORCED):
@@ -197,7 +197,7 @@ def test_a_node_of_before_the_forced_reset_or_of_another_one_is_left(
         log.close()
 
 
-def test_a_reset_that_is_not_forced_ends_no_reader(feeds: Feeds, nodes: RangeNodes) -> None:
+def test_reader_continues_after_unforced_reset(feeds: Feeds, nodes: RangeNodes) -> None:
     log = open_log(nodes)
     for number in (1, 2):
         with nodes.in_epochs(epoch_of(number, 0), epoch_of(number, 0)):
@@ -208,7 +208,7 @@ def test_a_reset_that_is_not_forced_ends_no_reader(feeds: Feeds, nodes: RangeNod
 
 @pytest.mark.parametrize("is_rolled", [False, True])
 @pytest.mark.parametrize("before", [0, 5])
-def test_a_range_without_an_end_goes_on_with_what_comes_later(
+def test_range_without_end_continues_with_later_messages(
     tmp_path: Path, is_rolled: bool, before: int
 ) -> None:
     feeds = Feeds(tmp_path)
@@ -235,7 +235,9 @@ def test_a_range_without_an_end_goes_on_with_what_comes_later(
     feeds.close()
 
 
-def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: RangeNodes) -> None:
+def test_bounds_raise_unreachable_after_patience_when_all_nodes_are_stopped(
+    feeds: Feeds, nodes: RangeNodes
+) -> None:
     log, patient = open_log(nodes, patience_seconds=SHORT), open_log(nodes)
     before = list(patient.outline(0, 5))
     for index in (0, 1):
@@ -252,7 +254,9 @@ def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: R
 
 
 @pytest.mark.parametrize("stopped", [(), (0, 1)], ids=["at the end of the log", "without nodes"])
-def test_another_thread_ends_a_read(nodes: RangeNodes, stopped: tuple[int, ...]) -> None:
+def test_interrupt_by_another_thread_ends_blocked_read_with_closed(
+    nodes: RangeNodes, stopped: tuple[int, ...]
+) -> None:
     log = open_log(nodes)
     end = log.bounds()[1]
     batches = log.read(end - 1, NO_END, EVERYTHING, refuse)
@@ -282,7 +286,7 @@ def test_another_thread_ends_a_read(nodes: RangeNodes, stopped: tuple[int, ...])
     assert "another thread" in str(errors[0])
 
 
-def test_nodes_that_never_answer_are_named_with_their_reasons_and_logged_once(
+def test_unreachable_error_names_each_node_with_reason_and_each_is_logged_once(
     nodes: RangeNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = RemoteLog(nodes.endpoints, "s", **nodes.files, connect_seconds=SHORT)
@@ -304,7 +308,7 @@ def test_nodes_that_never_answer_are_named_with_their_reasons_and_logged_once(
         (_,) = [one for one in caplog.records if f"endpoint={endpoint} " in one.getMessage()]
 
 
-def test_the_time_to_connect_does_not_count_for_nodes_that_have_answered(nodes: RangeNodes) -> None:
+def test_connect_timeout_does_not_apply_to_nodes_after_first_answer(nodes: RangeNodes) -> None:
     log = RemoteLog(nodes.endpoints, "s", **nodes.files, connect_seconds=60, patience_seconds=SHORT)
     log.bounds()
     for index in (0, 1):
@@ -318,7 +322,7 @@ def test_the_time_to_connect_does_not_count_for_nodes_that_have_answered(nodes: 
         log.close()
 
 
-def test_positions_that_no_node_has_are_waited_for_and_then_an_error(nodes: RangeNodes) -> None:
+def test_read_beyond_log_end_raises_unreachable_after_patience(nodes: RangeNodes) -> None:
     log = open_log(nodes, patience_seconds=SHORT)
     end = log.bounds()[1]
     with pytest.raises(Unreachable, match="less of the log than was requested"):
@@ -326,7 +330,7 @@ def test_positions_that_no_node_has_are_waited_for_and_then_an_error(nodes: Rang
     log.close()
 
 
-def test_a_hold_is_told_to_one_node_and_to_the_next_when_that_one_is_left(nodes: RangeNodes) -> None:
+def test_hold_is_sent_to_one_node_and_again_to_its_replacement(nodes: RangeNodes) -> None:
     log = open_log(nodes)
     for node in nodes.nodes.values():
         node.acknowledged.clear()
@@ -346,12 +350,12 @@ def test_a_hold_is_told_to_one_node_and_to_the_next_when_that_one_is_left(nodes:
     assert nodes.nodes[second].confirmed == ["sub", "sub"], "the node answers once the cluster holds the log"
 
 
-def test_nothing_is_held_but_for_the_certificates_own_name(log: RemoteLog) -> None:
+def test_hold_for_name_not_in_certificate_raises_certificate_error(log: RemoteLog) -> None:
     with pytest.raises(rt.CertificateError, match="only a subscriber itself can acknowledge"):
         log.hold("other", 7)
 
 
-def test_who_may_not_read_is_told_so_at_once(nodes: RangeNodes) -> None:
+def test_reader_without_permission_or_key_file_raises_certificate_error(nodes: RangeNodes) -> None:
     files = {name: path.replace("sub.", "feed.") for name, path in nodes.files.items()}
     log = open_log(nodes, **files)
     with pytest.raises(rt.CertificateError):
@@ -362,7 +366,7 @@ def test_who_may_not_read_is_told_so_at_once(nodes: RangeNodes) -> None:
 
 
 @pytest.mark.parametrize("topics", [None, TopicPatterns(["*"]), TopicPatterns(["none*"])])
-def test_what_is_trimmed_is_named_and_skipped(tmp_path: Path, topics: TopicPatterns | None) -> None:
+def test_trimmed_range_is_reported_and_skipped(tmp_path: Path, topics: TopicPatterns | None) -> None:
     feeds = Feeds(tmp_path)
     first = feeds.fill(10)
     feeds.roll()
@@ -388,7 +392,7 @@ def test_what_is_trimmed_is_named_and_skipped(tmp_path: Path, topics: TopicPatte
     feeds.close()
 
 
-def test_bytes_that_were_damaged_on_a_node_are_not_handed_out(tmp_path: Path) -> None:
+def test_corrupt_bytes_of_node_raise_corrupt_and_are_not_returned(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     for _ in range(20):
         feeds.publish("a", [bytes(200_000)], "t", [1])
@@ -407,9 +411,7 @@ def test_bytes_that_were_damaged_on_a_node_are_not_handed_out(tmp_path: Path) ->
         log.close()
 
 
-def test_a_time_is_found_in_files_and_from_nodes_as_every_message_is_looked_at(
-    feeds: Feeds, log: RemoteLog
-) -> None:
+def test_time_search_in_files_and_on_nodes_equals_full_scan(feeds: Feeds, log: RemoteLog) -> None:
     rows = feeds.rows()
     local = LocalLog(feeds.path)
     stamps = sorted({row.timestamp_ns for row in rows})
@@ -420,7 +422,7 @@ def test_a_time_is_found_in_files_and_from_nodes_as_every_message_is_looked_at(
     local.close()
 
 
-def test_a_log_without_messages_is_empty_until_it_has_some(tmp_path: Path) -> None:
+def test_log_without_messages_has_empty_bounds_until_first_merge(tmp_path: Path) -> None:
     """A stream may be read before the first message is published; what it will need is held from then on."""
     with range_nodes(tmp_path) as nodes:
         log = open_log(nodes)
@@ -439,7 +441,9 @@ def test_a_log_without_messages_is_empty_until_it_has_some(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("unsure", [[0], [1], [0, 1]])
-def test_a_log_is_not_empty_because_one_node_says_so(tmp_path: Path, unsure: list[int]) -> None:
+def test_bounds_raise_unreachable_if_any_node_cannot_confirm_empty_log(
+    tmp_path: Path, unsure: list[int]
+) -> None:
     """One that was wiped has nothing either, and knows that this is not all."""
     with range_nodes(tmp_path) as nodes:
         for index in unsure:
@@ -450,7 +454,7 @@ def test_a_log_is_not_empty_because_one_node_says_so(tmp_path: Path, unsure: lis
         log.close()
 
 
-def test_a_log_that_had_messages_is_not_taken_for_empty(tmp_path: Path) -> None:
+def test_deleted_log_with_known_messages_raises_nothing_merged_yet(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path / "before")
     feeds.fill(3)
     feeds.close()
@@ -465,7 +469,7 @@ def test_a_log_that_had_messages_is_not_taken_for_empty(tmp_path: Path) -> None:
         log.close()
 
 
-def test_a_node_that_has_less_is_not_asked_where_the_log_ends(tmp_path: Path) -> None:
+def test_log_end_is_never_taken_from_node_with_fewer_messages(tmp_path: Path) -> None:
     """It was wiped, and copies what it had: a query would read a part, a stream would rest."""
     feeds = Feeds(tmp_path)
     feeds.fill(3)
@@ -490,7 +494,7 @@ def test_a_node_that_has_less_is_not_asked_where_the_log_ends(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_fewer_nodes_than_a_majority_are_enough_to_read_and_that_is_told(
+def test_log_is_readable_without_majority_and_warning_is_logged(
     tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     feeds = Feeds(tmp_path)
@@ -535,7 +539,7 @@ assert len(rest) == end - 1
 """
 
 
-def test_a_forked_child_is_refused_each_use_and_waits_for_nothing(nodes: RangeNodes) -> None:
+def test_reader_in_forked_child_raises_closed_without_waiting(nodes: RangeNodes) -> None:
     arguments = [",".join(nodes.endpoints), *(nodes.files[name] for name in ("ca", "cert", "key"))]
     done = subprocess.run(
         [sys.executable, "-c", FORKED, *arguments], capture_output=True, text=True, check=False, timeout=300

@@ -1,4 +1,4 @@
-"""When streams look for more: the pace of `replicator.push.send_pacer`, on a clock of the test's own."""
+"""When streams poll for more to send: the pace of `SendPacer`, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ def paced() -> Paced:
     return made
 
 
-def test_the_first_change_is_looked_at_at_once() -> None:
+def test_first_request_polls_at_once() -> None:
     paced = Paced()
     paced.want()
     assert paced.looks == 1
 
 
-def test_what_is_little_waits_until_the_round_is_merged(paced: Paced) -> None:
+def test_small_request_waits_until_round_is_merged(paced: Paced) -> None:
     paced.want()
     paced.want()
     paced.rounds.record_merged(at(999))
@@ -125,7 +125,7 @@ def test_what_is_little_waits_until_the_round_is_merged(paced: Paced) -> None:
     assert paced.looks == 2
 
 
-def test_a_round_that_is_merged_begins_no_other_if_nothing_waits(paced: Paced) -> None:
+def test_merged_round_starts_no_poll_without_waiting_request(paced: Paced) -> None:
     paced.rounds.record_merged(at(1000))
     assert paced.looks == 1
     paced.want()
@@ -133,20 +133,18 @@ def test_a_round_that_is_merged_begins_no_other_if_nothing_waits(paced: Paced) -
 
 
 @pytest.mark.parametrize("waiting", [FULL_BYTES, None])
-def test_what_fills_a_message_or_is_in_another_segment_does_not_wait(
-    paced: Paced, waiting: int | None
-) -> None:
+def test_full_message_or_new_segment_is_polled_at_once(paced: Paced, waiting: int | None) -> None:
     paced.waiting = waiting
     paced.want()
     assert paced.looks == 2
 
 
-def test_what_is_urgent_does_not_wait(paced: Paced) -> None:
+def test_urgent_request_is_polled_at_once(paced: Paced) -> None:
     paced.want(is_urgent=True)
     assert paced.looks == 2
 
 
-def test_nothing_waits_longer_than_its_bound_where_the_nodes_are_silent(paced: Paced) -> None:
+def test_request_waits_at_most_maximum_time_while_nodes_are_silent(paced: Paced) -> None:
     for _ in range(3):
         before = paced.looks
         paced.want()
@@ -156,7 +154,7 @@ def test_nothing_waits_longer_than_its_bound_where_the_nodes_are_silent(paced: P
         assert paced.looks == before + 1
 
 
-def test_nodes_that_lost_what_they_had_do_not_stop_the_rounds(paced: Paced) -> None:
+def test_merged_offset_moving_backwards_does_not_stop_rounds(paced: Paced) -> None:
     paced.rounds.record_merged(at(1000))
     paced.rounds.record_merged(at(64))
     paced.want()
@@ -164,7 +162,7 @@ def test_nodes_that_lost_what_they_had_do_not_stop_the_rounds(paced: Paced) -> N
     assert paced.looks == 2
 
 
-def test_behind_the_last_round_there_is_one_more_look_and_no_other(paced: Paced) -> None:
+def test_last_round_is_followed_by_exactly_one_quiet_poll(paced: Paced) -> None:
     paced.clock.advance(QUIET_SECONDS / 2)
     paced.rounds.record_merged(at(1000))
     paced.want()
@@ -176,7 +174,7 @@ def test_behind_the_last_round_there_is_one_more_look_and_no_other(paced: Paced)
     assert paced.looks == 3
 
 
-def test_behind_close_nothing_is_looked_at(paced: Paced) -> None:
+def test_closed_pacer_polls_no_more(paced: Paced) -> None:
     paced.want()
     paced.rounds.close()
     paced.rounds.record_merged(at(1000))
@@ -199,7 +197,7 @@ def slow(paced: Paced) -> Paced:
     return paced
 
 
-def test_what_was_written_unheard_is_looked_at_when_the_round_is_merged(slow: Paced) -> None:
+def test_bytes_written_while_not_listening_are_polled_when_round_is_merged(slow: Paced) -> None:
     slow.waiting = 100
     slow.merge()
     assert (slow.looks, slow.listens) == (1, False)
@@ -208,7 +206,7 @@ def test_what_was_written_unheard_is_looked_at_when_the_round_is_merged(slow: Pa
     assert (slow.looks, slow.listens) == (2, False)
 
 
-def test_one_listens_again_when_a_round_is_merged_and_nothing_waits(slow: Paced) -> None:
+def test_listening_resumes_when_round_is_merged_without_waiting_bytes(slow: Paced) -> None:
     slow.waiting = 0
     slow.merge()
     assert (slow.looks, slow.listens) == (0, True)
@@ -216,7 +214,7 @@ def test_one_listens_again_when_a_round_is_merged_and_nothing_waits(slow: Paced)
     assert slow.looks == 1
 
 
-def test_bytes_written_just_before_one_listens_again_are_looked_at(slow: Paced) -> None:
+def test_bytes_written_just_before_listening_resumes_are_polled(slow: Paced) -> None:
     looked = iter([0, 100])  # When the round is merged, and after listening has begun.
     slow.rounds._waiting_bytes = lambda _: next(looked)
     slow.merge()
@@ -224,7 +222,9 @@ def test_bytes_written_just_before_one_listens_again_are_looked_at(slow: Paced) 
 
 
 @pytest.mark.parametrize("waiting", [FULL_BYTES, None])
-def test_what_fills_a_message_unheard_waits_for_the_next_check_only(slow: Paced, waiting: int | None) -> None:
+def test_full_message_or_new_segment_while_not_listening_waits_for_next_check(
+    slow: Paced, waiting: int | None
+) -> None:
     slow.clock.advance(3 * CHECK_SECONDS / 2)
     assert (slow.looks, slow.listens) == (0, False)
     slow.waiting = waiting
@@ -232,7 +232,7 @@ def test_what_fills_a_message_unheard_waits_for_the_next_check_only(slow: Paced,
     assert (slow.looks, slow.listens) == (1, True)
 
 
-def test_nothing_waits_unheard_longer_than_the_bound_of_all(slow: Paced) -> None:
+def test_bytes_written_while_not_listening_wait_at_most_maximum_time(slow: Paced) -> None:
     slow.waiting = 1
     slow.clock.advance(WAIT_SECONDS_MAX * 0.9)
     assert (slow.looks, slow.listens) == (0, False)
@@ -240,14 +240,14 @@ def test_nothing_waits_unheard_longer_than_the_bound_of_all(slow: Paced) -> None
     assert (slow.looks, slow.listens) == (1, True)
 
 
-def test_while_nodes_are_silent_and_nothing_is_written_no_timer_runs(slow: Paced) -> None:
+def test_timers_stop_while_nodes_are_silent_and_no_bytes_are_written(slow: Paced) -> None:
     slow.waiting = 0
     slow.clock.advance(QUIET_SECONDS + WAIT_SECONDS_MAX)
     assert slow.listens
     assert slow.clock.pending == 0
 
 
-def test_bytes_that_never_make_a_batch_do_not_keep_one_from_listening(slow: Paced) -> None:
+def test_torn_tail_does_not_keep_pacer_from_listening(slow: Paced) -> None:
     slow.waiting = 100  # A torn tail.
     slow.merge()
     assert (slow.looks, slow.listens) == (1, False)
@@ -257,7 +257,7 @@ def test_bytes_that_never_make_a_batch_do_not_keep_one_from_listening(slow: Pace
     assert slow.clock.pending == 0
 
 
-def test_a_new_segment_is_heard_and_waits_for_the_merge_of_the_round(slow: Paced) -> None:
+def test_request_while_not_listening_waits_until_round_is_merged(slow: Paced) -> None:
     slow.waiting = 0
     slow.want()
     assert slow.looks == 0
@@ -266,7 +266,7 @@ def test_a_new_segment_is_heard_and_waits_for_the_merge_of_the_round(slow: Paced
 
 
 @pytest.mark.parametrize("large_round", range(SMALL_ROUNDS_MIN + 1))
-def test_a_fast_publisher_is_listened_to(paced: Paced, large_round: int) -> None:
+def test_pacer_keeps_listening_after_one_large_round_among_small_ones(paced: Paced, large_round: int) -> None:
     """One large round among the small ones is enough."""
     paced.send(round_bytes=SMALL_BYTES)
     paced.merge()
@@ -277,7 +277,7 @@ def test_a_fast_publisher_is_listened_to(paced: Paced, large_round: int) -> None
         paced.merge()
 
 
-def test_behind_close_no_check_runs(slow: Paced) -> None:
+def test_closed_pacer_runs_no_check(slow: Paced) -> None:
     slow.waiting = FULL_BYTES
     slow.rounds.close()
     slow.clock.advance(100)

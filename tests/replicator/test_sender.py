@@ -1,4 +1,4 @@
-"""Senders: what they hand out is what the files hold, whatever the directory's writer does meanwhile."""
+"""Senders: their items equal the files, while the writer appends, restarts, rolls and trims."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_items_equal_the_files_whatever_the_publisher_does(
+def test_sender_items_equal_files_after_any_publisher_steps(
     script: list[tuple[str, list[int]]],
 ) -> None:
     disk = MemoryDisk()
@@ -159,7 +159,7 @@ def run_of(disk: Disk, segment: SegmentId) -> bytes:
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(0, 2500), min_size=1, max_size=8), st.data())
-def test_a_sender_may_begin_where_any_batch_ends(sizes: list[int], data: st.DataObject) -> None:
+def test_sender_may_start_at_any_batch_boundary(sizes: list[int], data: st.DataObject) -> None:
     disk = MemoryDisk()
     published(disk, *sizes)
     published(disk, *sizes[:2])
@@ -178,7 +178,7 @@ def test_a_sender_may_begin_where_any_batch_ends(sizes: list[int], data: st.Data
     assert joined == files_of(disk)
 
 
-def test_a_batch_that_is_half_written_is_waited_for() -> None:
+def test_half_written_batch_is_not_sent_until_complete() -> None:
     disk = MemoryDisk()
     published(disk, 100, 200, roll_bytes=2**20)
     whole = files_of(disk)[SegmentId(0, 0)]
@@ -198,7 +198,7 @@ def test_a_batch_that_is_half_written_is_waited_for() -> None:
         assert drained(sender, received).segments[SegmentId(0, 0)] == whole
 
 
-def test_bytes_that_were_synced_and_are_bad_are_damage_and_what_precedes_them_is_handed_out() -> None:
+def test_corrupt_durable_bytes_raise_corrupt_after_valid_bytes_are_sent() -> None:
     disk = MemoryDisk()
     publisher = publisher_on(disk, roll_bytes=2**20)
     for size in (100, 200, 300):
@@ -219,7 +219,7 @@ def test_bytes_that_were_synced_and_are_bad_are_damage_and_what_precedes_them_is
     publisher.close()
 
 
-def test_a_flipped_bit_in_a_sealed_segment_is_damage() -> None:
+def test_flipped_bit_in_sealed_segment_raises_corrupt() -> None:
     disk = MemoryDisk()
     published(disk, 3000, 3000)
     file = disk.open(segment_path(DIRECTORY, SegmentId(0, 0)), write=True)
@@ -228,7 +228,7 @@ def test_a_flipped_bit_in_a_sealed_segment_is_damage() -> None:
         drained(sender_of(disk))
 
 
-def test_a_frame_larger_than_a_chunk_comes_in_several_and_only_when_it_is_whole() -> None:
+def test_frame_larger_than_chunk_is_split_and_sent_only_when_complete() -> None:
     disk = MemoryDisk()
     published(disk, 3 * CHUNK_BYTES_MAX + 5, 10, roll_bytes=2**30)
     whole = files_of(disk)[SegmentId(0, 0)]
@@ -239,14 +239,14 @@ def test_a_frame_larger_than_a_chunk_comes_in_several_and_only_when_it_is_whole(
     assert drained(sender_of(disk)).segments[SegmentId(0, 0)] == whole[:SEGMENT_HEADER_BYTES]
 
 
-def test_many_small_batches_share_a_chunk() -> None:
+def test_small_batches_share_chunk() -> None:
     disk = MemoryDisk()
     published(disk, *[10] * 200, roll_bytes=2**30)
     chunks = [item for item in sender_of(disk).items(2**30) if isinstance(item, Chunk)]
     assert len(chunks) == 2  # The header, and the rest.
 
 
-def test_chunks_of_a_merged_log_are_full_and_end_where_blocks_end() -> None:
+def test_chunks_of_merged_log_are_nearly_full_and_end_at_block_ends() -> None:
     disk = MemoryDisk()
     merged_on(disk, *[200_000] * 40).merge_all([DIRECTORY], block_bytes=200_000)
     chunks = [item for item in Sender(MERGED, None, disk=disk).items(2**30) if isinstance(item, Chunk)]
@@ -256,7 +256,7 @@ def test_chunks_of_a_merged_log_are_full_and_end_where_blocks_end() -> None:
     assert {chunk.end.offset for chunk in chunks} <= block_ends
 
 
-def test_a_place_inside_a_batch_is_refused() -> None:
+def test_start_within_batch_raises_diverged() -> None:
     disk = MemoryDisk()
     published(disk, 100, 100)
     for offset in (8, SEGMENT_HEADER_BYTES + 8, SEGMENT_HEADER_BYTES + 64):
@@ -264,7 +264,7 @@ def test_a_place_inside_a_batch_is_refused() -> None:
             sender_of(disk, start=LogOffset(0, 0, offset)).items()
 
 
-def test_a_place_beyond_what_is_here_is_waited_for() -> None:
+def test_start_beyond_available_bytes_sends_no_items_until_they_arrive() -> None:
     disk = MemoryDisk()
     with publisher_on(disk, roll_bytes=2**20) as publisher:
         publisher.publish(bytes(100))
@@ -285,7 +285,7 @@ def test_a_place_beyond_what_is_here_is_waited_for() -> None:
     assert sender_of(disk, start=LogOffset(7, 0, 0)).items() == []
 
 
-def test_a_receiver_that_has_more_than_a_segment_kept_over_a_power_cut_is_told_where_it_was_sealed() -> None:
+def test_receiver_with_bytes_after_sealed_end_gets_seal_and_next_run() -> None:
     disk = MemoryDisk()
     published(disk, 100)
     published(disk, 100)
@@ -296,7 +296,7 @@ def test_a_receiver_that_has_more_than_a_segment_kept_over_a_power_cut_is_told_w
     assert (items[1].end_offset, items[1].is_last_of_run) == (LogOffset(0, 0, end), True)
 
 
-def test_a_session_whose_table_was_lost_after_a_run_was_deleted_goes_on_with_the_next_run() -> None:
+def test_session_with_lost_table_continues_at_next_run_after_run_was_deleted() -> None:
     disk = MemoryDisk()
     published(disk, 100)
     end = len(files_of(disk)[SegmentId(0, 0)])
@@ -312,7 +312,7 @@ def test_a_session_whose_table_was_lost_after_a_run_was_deleted_goes_on_with_the
     assert 0 not in received.lives, "its run id is unknown: a node would take it for another publisher"
 
 
-def test_a_session_whose_start_is_trimmed_goes_on_with_the_oldest_that_is_kept() -> None:
+def test_session_with_trimmed_start_continues_at_oldest_kept_segment() -> None:
     disk = MemoryDisk()
     published(disk, 3000, 3000, 3000, 3000)
     publisher = publisher_on(disk)
@@ -326,7 +326,7 @@ def test_a_session_whose_start_is_trimmed_goes_on_with_the_oldest_that_is_kept()
     publisher.close()
 
 
-def test_a_session_trimmed_under_its_sender_goes_on_behind_the_trim() -> None:
+def test_session_trimmed_while_sending_continues_after_trim() -> None:
     disk = MemoryDisk()
     published(disk, 1000, 1000, 3000, 3000)
     publisher = publisher_on(disk)
@@ -338,7 +338,7 @@ def test_a_session_trimmed_under_its_sender_goes_on_behind_the_trim() -> None:
     publisher.close()
 
 
-def test_a_segment_that_is_trimmed_in_the_table_but_not_emptied_yet_is_not_told_to_be_sealed() -> None:
+def test_trimmed_segment_not_yet_emptied_gets_no_seal() -> None:
     disk = MemoryDisk()
     published(disk, 1000, 1000, 3000, 3000)
     published(disk, 10)
@@ -355,7 +355,7 @@ def test_a_segment_that_is_trimmed_in_the_table_but_not_emptied_yet_is_not_told_
     assert [*received.sealed] == [entry.id for entry in others]
 
 
-def test_a_segment_that_vanished_without_a_trim_is_damage() -> None:
+def test_missing_segment_without_trim_raises_corrupt() -> None:
     disk = MemoryDisk()
     published(disk, 3000, 3000, 3000)
     disk.remove(segment_path(DIRECTORY, SegmentId(0, 1)))
@@ -363,14 +363,14 @@ def test_a_segment_that_vanished_without_a_trim_is_damage() -> None:
         drained(sender_of(disk))
 
 
-def test_a_directory_that_is_no_log_is_refused(tmp_path: Path) -> None:
+def test_directory_without_log_raises_log_not_found(tmp_path: Path) -> None:
     with pytest.raises(rt.LogNotFound):
         Sender(tmp_path, None)
     with pytest.raises(rt.LogNotFound):
         Sender(tmp_path / "missing", None)
 
 
-def test_senders_that_share_their_reads_read_once_and_hand_out_the_same() -> None:
+def test_senders_with_shared_cache_read_once_and_send_same_segments() -> None:
     disk = MemoryDisk()
     published(disk, *[50_000] * 100, roll_bytes=2**22)
     shared = ReadCache(bytes_max=2**24)
@@ -393,7 +393,7 @@ def first_batch_bytes(disk: MemoryDisk) -> int:
     return int.from_bytes(content[SEGMENT_HEADER_BYTES + 8 : SEGMENT_HEADER_BYTES + 12], "little")
 
 
-def test_shared_reads_are_bounded() -> None:
+def test_read_cache_memory_is_bounded() -> None:
     disk = MemoryDisk()
     published(disk, *[50_000] * 100, roll_bytes=2**22)
     shared = ReadCache(bytes_max=2**20)
@@ -404,7 +404,7 @@ def test_shared_reads_are_bounded() -> None:
     assert sum(map(len, shared._encoded.values())) <= 2**20
 
 
-def test_what_all_streams_have_passed_is_forgotten_and_read_again_by_who_comes_late() -> None:
+def test_pruned_read_cache_drops_earlier_chunks_and_late_sender_reads_them_again() -> None:
     disk = MemoryDisk()
     published(disk, *[50_000] * 100, roll_bytes=2**22)
     shared = ReadCache()
@@ -429,7 +429,7 @@ def merged_on(disk: MemoryDisk, *sizes: int) -> MergedLogBuilder:
 
 @settings(max_examples=25)
 @given(st.lists(st.sampled_from(["merge", "roll", "take", "trim"]), max_size=14))
-def test_a_merged_log_is_handed_out_as_it_is_and_its_trims_are_told(script: list[str]) -> None:
+def test_merged_log_is_sent_unchanged_with_its_trims(script: list[str]) -> None:
     disk = MemoryDisk()
     merged = merged_on(disk)
     sender, received = sender_of(disk, MERGED), Received()
@@ -466,7 +466,7 @@ def test_a_merged_log_is_handed_out_as_it_is_and_its_trims_are_told(script: list
     merged.close()
 
 
-def test_a_block_is_handed_out_only_when_it_is_whole() -> None:
+def test_block_is_sent_only_when_complete() -> None:
     disk = MemoryDisk()
     with merged_on(disk) as merged:
         merged.merge_all([DIRECTORY], block_bytes=3000)
@@ -484,7 +484,7 @@ def test_a_block_is_handed_out_only_when_it_is_whole() -> None:
     assert drained(sender, received).segments[SegmentId(0, 0)] == whole
 
 
-def test_a_merged_sender_begins_where_any_block_ends_and_nowhere_else() -> None:
+def test_merged_sender_starts_only_at_block_boundaries() -> None:
     disk = MemoryDisk()
     with merged_on(disk, *[80] * 6) as merged:
         merged.merge_all([DIRECTORY], block_bytes=100)
@@ -501,7 +501,7 @@ def test_a_merged_sender_begins_where_any_block_ends_and_nowhere_else() -> None:
     assert good >= 6
 
 
-def test_an_offset_beyond_a_sealed_merged_segment_is_diverged() -> None:
+def test_offset_beyond_sealed_merged_segment_raises_diverged() -> None:
     disk = MemoryDisk()
     merged = merged_on(disk)
     merged.merge_all([DIRECTORY])

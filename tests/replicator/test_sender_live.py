@@ -1,4 +1,4 @@
-"""A sender that follows a publisher's process while that is killed, again and again, on real files."""
+"""A sender that follows a publisher process that is killed repeatedly, on real files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_sender_returns_the_files_of_a_publisher_that_is_killed_again_and_again(tmp_path: Path) -> None:
+def test_sender_returns_files_of_publisher_killed_repeatedly(tmp_path: Path) -> None:
     draw = random.Random(SEED)
     directory = tmp_path / "s" / "sessions" / "feed"
     directory.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A session replica in its event loop: what it answers is on disk, and its batches were reported before."""
+"""A session replica in its event loop: it acknowledges only bytes on disk with reported batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rt.errors import Closed
 from rt.net.grpc_errors import Overloaded
 
 
-def test_what_another_thread_seals_while_a_sync_is_reported_is_not_answered_before_its_batches_are_reported(
+def test_seal_during_sync_report_is_acknowledged_only_after_its_batches_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = MemoryDisk()
@@ -71,7 +71,7 @@ def test_what_another_thread_seals_while_a_sync_is_reported_is_not_answered_befo
     assert answered[-1][0] == sealed.end_offset
 
 
-def test_what_ends_a_stream_does_not_end_the_wait_for_a_sync() -> None:
+def test_interrupted_push_stream_does_not_end_wait_for_sync() -> None:
     disk = MemoryDisk()
     publish(disk, *[100] * 10)
     run, whole = items_of(disk, SESSION)[:2]
@@ -101,7 +101,7 @@ def test_what_ends_a_stream_does_not_end_the_wait_for_a_sync() -> None:
     asyncio.run(main())
 
 
-def test_what_runs_to_its_end_does_so_although_its_caller_is_cancelled() -> None:
+def test_to_end_finishes_its_task_although_caller_is_cancelled() -> None:
     async def main() -> None:
         lock, done = asyncio.Lock(), []
 

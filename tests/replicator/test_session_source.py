@@ -1,4 +1,4 @@
-"""What the streams of a pushed session share: when they look for more, and what they see."""
+"""State shared by the streams of a pushed session: when they poll, and which files they see."""
 
 from __future__ import annotations
 
@@ -69,21 +69,19 @@ def is_looked(tmp_path: Path, *, meanwhile: Callable[[], object]) -> bool:
     return asyncio.run(play())
 
 
-def test_what_was_written_unheard_to_a_segment_that_no_stream_has_sent_of_is_looked_for(
+def test_write_to_unsent_segment_while_not_listening_is_polled_when_round_is_merged(
     tmp_path: Path,
 ) -> None:
     """A stream that has announced a run waits until the node has opened it."""
     assert is_looked(tmp_path, meanwhile=lambda: publish(tmp_path))
 
 
-def test_nobody_looks_if_nothing_was_written_unheard(tmp_path: Path) -> None:
+def test_merged_round_without_new_writes_starts_no_poll(tmp_path: Path) -> None:
     assert not is_looked(tmp_path, meanwhile=lambda: None)
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
-def test_a_stream_that_begins_within_a_round_sees_what_was_sealed_and_trimmed_before_it_began(
-    *, is_trimmed: bool
-) -> None:
+def test_stream_started_within_round_sees_earlier_seals_and_trims(*, is_trimmed: bool) -> None:
     disk, cache = MemoryDisk(), ReadCache()
     with on_memory(disk) as publisher:
         publisher.publish(b"first")

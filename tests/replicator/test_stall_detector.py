@@ -1,4 +1,4 @@
-"""Since when a push makes no progress: by hand, and a push client against nodes that take nothing."""
+"""Detection of a push without progress: the detector alone, and in a push client with a node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def place(offset: int, run: int = 0) -> LogOffset:
     ],
     ids=["empty", "first", "nothing moves", "moves", "all done between", "told an earlier place", "next run"],
 )
-def test_a_push_stalls_for_as_long_as_bytes_wait_and_none_moves(
+def test_push_stalls_for_as_long_as_bytes_wait_and_none_moves(
     steps: list[tuple[float, LogOffset, int]], stalled_s: float
 ) -> None:
     detector = StallDetector()
@@ -97,7 +97,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_push_says_why_it_is_stuck_and_reports_it_to_the_nodes_while_nothing_moves(tmp_path: Path) -> None:
+def test_stuck_push_names_reason_and_reports_it_to_nodes(tmp_path: Path) -> None:
     async def test(node: PushNode, publisher: rt.Publisher) -> None:
         node.merges = False
         async with pushed(publisher, node) as client:
@@ -121,7 +121,7 @@ def test_a_push_says_why_it_is_stuck_and_reports_it_to_the_nodes_while_nothing_m
 
 
 @pytest.mark.usefixtures("soon")
-def test_bytes_that_a_node_does_not_accept_are_reported_to_it(tmp_path: Path) -> None:
+def test_bytes_not_accepted_by_node_are_reported_to_it_as_stalled(tmp_path: Path) -> None:
     async def test(node: PushNode, publisher: rt.Publisher) -> None:
         node.opens_lives = False
         publish(publisher)
@@ -132,7 +132,7 @@ def test_bytes_that_a_node_does_not_accept_are_reported_to_it(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_session_that_the_nodes_have_is_not_stuck_if_they_report_only_where_it_goes_on(
+def test_fully_replicated_session_is_not_stuck_without_merge_reports(
     tmp_path: Path,
 ) -> None:
     async def test(node: PushNode, publisher: rt.Publisher) -> None:
@@ -148,7 +148,9 @@ def test_a_session_that_the_nodes_have_is_not_stuck_if_they_report_only_where_it
     run_with_node(test, tmp_path)
 
 
-def test_an_older_node_receives_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_without_status_support_receives_no_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session_source, "STATUS_SECONDS", 0.001)
 
     async def test(node: PushNode, publisher: rt.Publisher) -> None:

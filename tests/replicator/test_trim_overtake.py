@@ -1,3 +1,5 @@
+"""A pull stream detects that a trim removed bytes which it was to send."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -50,7 +52,7 @@ def has_up_to(place: LogOffset, end: int) -> PullMerged:
         (has_up_to(LogOffset(0, 4, 50), 45), 50, True),
     ],
 )
-def test_who_begins_behind_what_it_wanted_was_overtaken(
+def test_stream_started_after_its_requested_position_is_overtaken(
     wanted: PullMerged, first: int, is_overtaken: bool
 ) -> None:
     assert TrimOvertake(wanted, LogOffset(0, 5, 0), first).is_overtaken is is_overtaken
@@ -69,9 +71,7 @@ def test_who_begins_behind_what_it_wanted_was_overtaken(
         ([], False),
     ],
 )
-def test_who_is_sent_on_without_what_lies_between_was_overtaken(
-    items: list[Item], is_overtaken: bool
-) -> None:
+def test_stream_is_overtaken_if_its_items_skip_bytes(items: list[Item], is_overtaken: bool) -> None:
     overtaking = TrimOvertake(PullMerged(), LogOffset(0, 5, 0), 50)
 
     overtaking.follow(items)
@@ -79,14 +79,14 @@ def test_who_is_sent_on_without_what_lies_between_was_overtaken(
     assert overtaking.is_overtaken is is_overtaken
 
 
-def test_a_stream_that_begins_within_a_segment_may_lose_the_rest_of_it() -> None:
+def test_stream_started_within_segment_is_overtaken_if_rest_of_segment_is_trimmed() -> None:
     for item, is_overtaken in ((chunk(5, 60), False), (chunk(6), True)):
         overtaking = TrimOvertake(has_up_to(LogOffset(0, 5, 60), 55), LogOffset(0, 5, 60), 55)
         overtaking.follow([trimmed(6), item])
         assert overtaking.is_overtaken is is_overtaken
 
 
-def test_being_overtaken_is_noted_once_each_time() -> None:
+def test_overtake_flag_after_reset_is_set_again_only_by_next_skip() -> None:
     overtaking = TrimOvertake(PullMerged(position=3), LogOffset(0, 5, 0), 50)
     overtaking.is_overtaken = False
 
@@ -100,7 +100,7 @@ def test_being_overtaken_is_noted_once_each_time() -> None:
 @given(st.lists(st.sampled_from(["merge", "merge", "roll", "take", "trim"]), max_size=20))
 @example(["merge", "take", "roll", "merge", "trim"])
 @example(["roll", "roll", "take", "trim"])
-def test_a_stream_is_overtaken_just_when_bytes_of_the_log_are_missing_in_it(script: list[str]) -> None:
+def test_stream_is_overtaken_exactly_when_bytes_of_log_were_not_sent(script: list[str]) -> None:
     disk = MemoryDisk()
     merged = MergedLogBuilder("/merged", cluster_id=CLUSTER, stream="s", disk=disk)
     with rt.Publisher("/root", "s", publisher_id="feed", disk=disk, fsync="never") as publisher:

@@ -49,7 +49,7 @@ async def quiet(*watched: WatchedDirectory) -> list[int]:
     return versions
 
 
-def test_many_directories_share_one_descriptor_and_a_change_is_its_own_directorys(
+def test_directories_share_one_watch_and_get_only_their_own_changes(
     tmp_path: Path, watches: list[INotify]
 ) -> None:
     async def test() -> None:
@@ -75,7 +75,9 @@ def test_many_directories_share_one_descriptor_and_a_change_is_its_own_directory
     run(test())
 
 
-def test_two_paths_to_one_directory_are_both_told_and_one_stays_when_the_other_goes(tmp_path: Path) -> None:
+def test_two_paths_of_same_directory_are_both_notified_and_one_survives_release_of_other(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         (one,) = directories(tmp_path, 1)
         (tmp_path / "link").symlink_to(one)
@@ -92,7 +94,7 @@ def test_two_paths_to_one_directory_are_both_told_and_one_stays_when_the_other_g
     run(test())
 
 
-def test_a_directory_that_is_made_anew_is_watched_anew(tmp_path: Path) -> None:
+def test_recreated_directory_gets_new_watch(tmp_path: Path) -> None:
     async def test() -> None:
         (one,) = directories(tmp_path, 1)
         hub = WatchHub()
@@ -110,7 +112,7 @@ def test_a_directory_that_is_made_anew_is_watched_anew(tmp_path: Path) -> None:
     run(test())
 
 
-def test_when_too_much_changed_at_once_all_are_told(tmp_path: Path) -> None:
+def test_queue_overflow_affects_all_watched_directories(tmp_path: Path) -> None:
     async def test() -> None:
         hub = WatchHub()
         paths = directories(tmp_path, 3)
@@ -121,7 +123,7 @@ def test_when_too_much_changed_at_once_all_are_told(tmp_path: Path) -> None:
     run(test())
 
 
-def test_without_inotify_directories_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_is_polled_if_inotify_is_exhausted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(**_: object) -> None:
         raise OSError(errno.EMFILE, "too many")
 
@@ -142,7 +144,7 @@ def test_without_inotify_directories_are_looked_at(tmp_path: Path, monkeypatch: 
     run(test())
 
 
-def test_while_nobody_listens_to_writes_only_new_removed_and_renamed_files_are_changes(
+def test_created_removed_and_renamed_files_are_changes_while_writes_are_ignored(
     tmp_path: Path,
 ) -> None:
     async def test() -> None:
@@ -170,7 +172,7 @@ def test_while_nobody_listens_to_writes_only_new_removed_and_renamed_files_are_c
     run(test())
 
 
-def test_a_directory_with_another_user_is_listened_to(tmp_path: Path) -> None:
+def test_directory_with_second_user_keeps_listening_to_writes(tmp_path: Path) -> None:
     async def test() -> None:
         hub = WatchHub()
         (one,) = directories(tmp_path, 1)
@@ -188,7 +190,7 @@ def test_a_directory_with_another_user_is_listened_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-def test_who_stops_to_listen_learns_that_the_directory_was_removed(
+def test_directory_removal_is_reported_when_listening_to_writes_stops(
     tmp_path: Path, *, is_made_again: bool
 ) -> None:
     async def test() -> None:
@@ -209,7 +211,7 @@ def test_who_stops_to_listen_learns_that_the_directory_was_removed(
     run(test())
 
 
-def test_who_listens_again_while_the_directory_is_away_hears_what_is_written_when_it_is_back(
+def test_directory_moved_away_when_listening_resumes_reports_writes_after_its_return(
     tmp_path: Path,
 ) -> None:
     async def test() -> None:
@@ -228,7 +230,7 @@ def test_who_listens_again_while_the_directory_is_away_hears_what_is_written_whe
     run(test())
 
 
-def test_a_directory_that_took_the_place_of_another_is_not_silenced_by_its_user(tmp_path: Path) -> None:
+def test_recreated_directory_is_not_silenced_by_user_of_old_one(tmp_path: Path) -> None:
     async def test() -> None:
         hub = WatchHub()
         (one,) = directories(tmp_path, 1)
@@ -247,7 +249,9 @@ def test_a_directory_that_took_the_place_of_another_is_not_silenced_by_its_user(
     run(test())
 
 
-def test_a_polled_directory_is_polled_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polled_directory_is_still_polled_without_listening_to_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def exhausted(**_: object) -> INotify:
         raise OSError(errno.EMFILE, "too many")
 

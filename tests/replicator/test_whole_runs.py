@@ -1,4 +1,4 @@
-"""Runs that go whole: which items they are, and that a copy takes them as it takes their items."""
+"""Runs sent whole in one message: how they are joined, encoded, and stored in a session replica."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def whole_of(disk: MemoryDisk) -> list[WholeRun]:
 
 
 @given(runs=RUNS)
-def test_what_goes_together_is_what_would_go_one_after_the_other(runs: list[list[int]]) -> None:
+def test_joined_items_flatten_to_original_items(runs: list[list[int]]) -> None:
     items = items_of(offline(*runs), SESSION)
     assert flat(joined(items)) == items
 
 
-def test_the_runs_before_the_last_go_whole_and_no_message_is_too_large() -> None:
+def test_runs_before_last_are_joined_within_count_and_byte_limits() -> None:
     disk = offline(*[[10]] * (WHOLE_RUNS_MAX + 3))
     messages = list(joined(items_of(disk, SESSION)))
     assert [len(one.runs) for one in messages if isinstance(one, WholeRuns)] == [WHOLE_RUNS_MAX, 2]
@@ -77,7 +77,7 @@ def test_the_runs_before_the_last_go_whole_and_no_message_is_too_large() -> None
     assert [len(one.runs) for one in joined(large) if isinstance(one, WholeRuns)] == [2, 2]
 
 
-def test_a_run_of_several_segments_or_that_is_not_over_goes_as_it_did() -> None:
+def test_run_of_several_segments_or_already_started_is_not_joined() -> None:
     disk = offline([3000, 3000], [10])
     items = items_of(disk, SESSION)
     assert list(joined(items)) == items
@@ -85,7 +85,7 @@ def test_a_run_of_several_segments_or_that_is_not_over_goes_as_it_did() -> None:
     assert list(joined(begun)) == begun
 
 
-def test_what_is_encoded_is_decoded_and_nothing_that_no_sender_says() -> None:
+def test_whole_runs_message_round_trips_and_invalid_one_raises_protocol_violation() -> None:
     runs = tuple(whole_of(offline([10], [], [20, 30], [5])))
     assert len(runs) == 3
     assert decode_push_request(encode_push_request(WholeRuns(runs))) == WholeRuns(runs)
@@ -104,7 +104,9 @@ def test_what_is_encoded_is_decoded_and_nothing_that_no_sender_says() -> None:
 
 
 @given(runs=RUNS, together=st.integers(1, 5))
-def test_a_copy_of_whole_runs_is_the_log_byte_for_byte(runs: list[list[int]], together: int) -> None:
+def test_session_replica_of_whole_runs_equals_original_byte_for_byte(
+    runs: list[list[int]], together: int
+) -> None:
     disk = offline(*runs)
     receiver, plain = session_copy(disk), session_copy(disk, "/plain")
     give_whole(receiver, items_of(disk, SESSION), together)
@@ -129,7 +131,7 @@ def test_a_copy_of_whole_runs_is_the_log_byte_for_byte(runs: list[list[int]], to
     assert verify(COPY, disk=disk).damage == []
 
 
-def test_whole_runs_are_taken_where_they_come_next_and_nowhere_else() -> None:
+def test_whole_runs_are_accepted_only_directly_after_end_of_previous_run() -> None:
     disk = offline([10], [20], [30], [5])
     runs = whole_of(disk)
     receiver = session_copy(disk)
@@ -167,7 +169,7 @@ def flipped(run: WholeRun, at: int) -> WholeRun:
         pytest.param(lambda run: replace(run, run=Run(7, run.run.run_id)), ProtocolViolation, id="the X"),
     ],
 )
-def test_of_runs_with_a_bad_one_nothing_is_stored(bad, error: type[Exception]) -> None:
+def test_receiver_stores_none_of_whole_runs_if_one_is_invalid(bad, error: type[Exception]) -> None:
     disk = offline([10], [20], [30])
     first, second = whole_of(disk)
     receiver = session_copy(disk)
@@ -180,7 +182,7 @@ def test_of_runs_with_a_bad_one_nothing_is_stored(bad, error: type[Exception]) -
     receiver.close()
 
 
-def test_runs_of_another_directory_are_refused() -> None:
+def test_whole_runs_of_another_session_directory_raise_cluster_mismatch() -> None:
     disk, other = offline([10], [20]), offline([10], [20])
     receiver = session_copy(disk)
     with pytest.raises(ClusterMismatch):
@@ -188,7 +190,7 @@ def test_runs_of_another_directory_are_refused() -> None:
     receiver.close()
 
 
-def test_on_a_full_disk_none_of_the_runs_stays_and_they_can_come_again() -> None:
+def test_full_disk_stores_none_of_whole_runs_and_retry_succeeds_with_space() -> None:
     disk = offline([10], [20], [30], [5])
     runs = whole_of(disk)
     receiver = session_copy(disk)
@@ -208,7 +210,7 @@ def test_on_a_full_disk_none_of_the_runs_stays_and_they_can_come_again() -> None
 
 
 @pytest.mark.slow
-def test_a_power_cut_while_runs_are_stored_leaves_the_first_of_them_and_the_copy_goes_on() -> None:
+def test_power_cut_while_storing_whole_runs_keeps_prefix_and_copy_resumes() -> None:
     source = offline([10], [20], [], [300, 40], [5])
     whole = files_of(source, SESSION)
     items = items_of(source, SESSION)

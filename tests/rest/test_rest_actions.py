@@ -1,4 +1,4 @@
-"""What operators change: what is asked of the cluster, what comes back, and what is refused."""
+"""REST actions of operators: commands sent to the cluster, responses, and rejected requests."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def node() -> Iterator[Node]:
 # Each of them
 
 
-def test_the_configuration_is_changed_where_it_is_said_and_told_whole(node: Node) -> None:
+def test_configuration_post_sets_given_fields_and_returns_full_configuration(node: Node) -> None:
     body = {
         "rollBytes": "2Gi",
         "retentionMinutes": 60,
@@ -141,12 +141,12 @@ def test_the_configuration_is_changed_where_it_is_said_and_told_whole(node: Node
     assert node.get("/configuration") == (200, answer)
 
 
-def test_a_configuration_that_says_nothing_changes_nothing(node: Node) -> None:
+def test_empty_configuration_post_changes_nothing(node: Node) -> None:
     assert node.post("/configuration", {}) == node.get("/configuration")
     assert not node.was_changed
 
 
-def test_what_the_nodes_settings_say_is_changed_there_alone(node: Node) -> None:
+def test_configuration_field_set_in_node_settings_is_rejected_with_409(node: Node) -> None:
     node.view = replace(node.view, configured=frozenset({"retention_bytes", "roll_bytes"}))
 
     status, answer = node.post("/configuration", {"retentionBytes": "1Gi", "retentionMinutes": 5})
@@ -160,7 +160,7 @@ def test_what_the_nodes_settings_say_is_changed_there_alone(node: Node) -> None:
 @pytest.mark.parametrize(
     ("position", "segments", "start"), [(200, 1, 200), (299, 1, 200), (300, 2, 300), (360, 2, 300)]
 )
-def test_a_trim_takes_the_sealed_segments_that_end_at_or_below_the_position(
+def test_trim_removes_sealed_segments_ending_at_or_below_position(
     position: int, segments: int, start: int, node: Node
 ) -> None:
     status, answer = node.post("/trim", {"position": position})
@@ -175,9 +175,7 @@ def test_a_trim_takes_the_sealed_segments_that_end_at_or_below_the_position(
 
 
 @pytest.mark.parametrize("position", [0, 100, 200])
-def test_a_trim_of_what_is_gone_is_done_and_says_so_as_often_as_it_is_asked_for(
-    position: int, node: Node
-) -> None:
+def test_repeated_trim_returns_200_and_reports_zero_segments(position: int, node: Node) -> None:
     first = node.post("/trim", {"position": position})
     again = node.post("/trim", {"position": position})
 
@@ -187,7 +185,7 @@ def test_a_trim_of_what_is_gone_is_done_and_says_so_as_often_as_it_is_asked_for(
     assert first[1].items() >= {"logStart": start, "holdsOverridden": ["late"]}.items()
 
 
-def test_a_trim_up_to_a_position_that_does_not_exist_is_refused(node: Node) -> None:
+def test_trim_beyond_log_end_is_rejected_with_409(node: Node) -> None:
     status, answer = node.post("/trim", {"position": 361})
 
     assert (status, answer["error"]) == (409, "Conflict")
@@ -195,7 +193,7 @@ def test_a_trim_up_to_a_position_that_does_not_exist_is_refused(node: Node) -> N
     assert node.state.log_start == 100
 
 
-def test_a_hold_is_released_and_those_that_are_left_are_told(node: Node) -> None:
+def test_release_hold_returns_remaining_holds_and_409_if_repeated(node: Node) -> None:
     status, answer = node.post("/release-hold", {"name": "late"})
 
     assert (status, [one["name"] for one in answer]) == (200, ["sub"])
@@ -213,7 +211,7 @@ def test_a_hold_is_released_and_those_that_are_left_are_told(node: Node) -> None
         ("/hard-reset", {"stream": "s", "force": True}, ("hard", True)),
     ],
 )
-def test_a_reset_is_begun_and_its_status_is_told(
+def test_reset_starts_and_reports_running_status(
     path: str, body: dict[str, Any], begun: object, node: Node
 ) -> None:
     status, answer = node.post(path, body)
@@ -223,7 +221,7 @@ def test_a_reset_is_begun_and_its_status_is_told(
     assert node.get("/reset-status") == (503, answer)
 
 
-def test_a_second_reset_is_told_to_come_again_while_one_runs(node: Node) -> None:
+def test_second_reset_while_one_runs_returns_503_with_retry_after(node: Node) -> None:
     node.post("/soft-reset", {})
 
     reply = node.reply(Request.of("POST", "/hard-reset", b'{"stream": "s"}'))
@@ -233,14 +231,14 @@ def test_a_second_reset_is_told_to_come_again_while_one_runs(node: Node) -> None
     assert len(node.resets.begun) == 1
 
 
-def test_a_hard_reset_of_another_stream_than_is_named_is_refused(node: Node) -> None:
+def test_hard_reset_naming_another_stream_is_rejected_with_409(node: Node) -> None:
     status, answer = node.post("/hard-reset", {"stream": "production"})
 
     assert (status, answer["got"], answer["expected"]) == (409, "production", "s")
     assert not node.was_changed
 
 
-def test_what_a_hard_reset_dropped_is_told_by_session(node: Node) -> None:
+def test_reset_status_reports_dropped_messages_by_session(node: Node) -> None:
     dropped = DroppedMessages("feed", 2, 3, 40, 47)
     node.resets.now = ResetStatus("done", "hard", 3, NOW, NOW + 1, (dropped,), may_lose="")
 
@@ -251,7 +249,7 @@ def test_what_a_hard_reset_dropped_is_told_by_session(node: Node) -> None:
     assert (answer["state"], answer["kind"], answer["error"]) == ("done", "hard", "")
 
 
-def test_before_the_first_reset_the_status_is_idle(node: Node) -> None:
+def test_reset_status_is_idle_before_first_reset(node: Node) -> None:
     status, answer = node.get("/reset-status")
 
     assert (status, answer["state"], answer["kind"], answer["startTime"]) == (200, "idle", "", "")
@@ -277,7 +275,7 @@ def action(request: pytest.FixtureRequest, node: Node, monkeypatch: pytest.Monke
     return found
 
 
-def test_every_answer_is_as_its_schema_says(action: Action, node: Node) -> None:
+def test_action_response_matches_its_schema(action: Action, node: Node) -> None:
     status, answer = node.post(action.path, GOOD[action.path])
 
     assert status == action.status
@@ -286,7 +284,9 @@ def test_every_answer_is_as_its_schema_says(action: Action, node: Node) -> None:
 
 
 @pytest.mark.parametrize("identity", [SUBSCRIBER, PUBLISHER, OTHER, Identity("s", "node", "n1")])
-def test_no_other_role_changes_anything(identity: Identity, action: Action, node: Node) -> None:
+def test_action_by_role_other_than_operator_is_rejected_with_403(
+    identity: Identity, action: Action, node: Node
+) -> None:
     status, answer = node.post(action.path, GOOD[action.path], identity)
 
     assert (status, answer["error"], answer["expected"]) == (403, "CertificateError", "role operator")
@@ -294,12 +294,14 @@ def test_no_other_role_changes_anything(identity: Identity, action: Action, node
 
 
 @pytest.mark.parametrize("identity", [None, Identity("elsewhere", "operator", "op")])
-def test_nobody_of_nowhere_changes_anything(identity: Identity | None, action: Action, node: Node) -> None:
+def test_action_without_identity_or_of_another_stream_is_rejected_with_403(
+    identity: Identity | None, action: Action, node: Node
+) -> None:
     assert node.post(action.path, GOOD[action.path], identity)[0] == 403
     assert not node.was_changed
 
 
-def test_without_a_body_nothing_is_changed(action: Action, node: Node) -> None:
+def test_action_without_body_is_rejected_with_400(action: Action, node: Node) -> None:
     reply = node.reply(Request("POST", action.path))
 
     assert reply.status == 400
@@ -308,7 +310,9 @@ def test_without_a_body_nothing_is_changed(action: Action, node: Node) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
-def test_a_body_that_is_not_said_to_be_json_changes_nothing(kind: str, action: Action, node: Node) -> None:
+def test_action_body_without_json_content_type_is_rejected_with_415(
+    kind: str, action: Action, node: Node
+) -> None:
     async def body() -> bytes:
         return json.dumps(GOOD[action.path]).encode()
 
@@ -320,7 +324,7 @@ def test_a_body_that_is_not_said_to_be_json_changes_nothing(kind: str, action: A
     assert node.reply(said).status == action.status
 
 
-def test_a_body_beyond_the_bound_changes_nothing(action: Action, node: Node) -> None:
+def test_action_body_above_size_limit_is_rejected_with_413(action: Action, node: Node) -> None:
     content = json.dumps(GOOD[action.path]).encode()
 
     status, answer = node.post(action.path, content + b" " * (BODY_BYTES_MAX + 1 - len(content)))
@@ -330,7 +334,7 @@ def test_a_body_beyond_the_bound_changes_nothing(action: Action, node: Node) -> 
     assert node.post(action.path, content + b" " * (BODY_BYTES_MAX - len(content)))[0] == action.status
 
 
-def test_a_body_that_is_slow_to_come_takes_no_place(action: Action, node: Node) -> None:
+def test_action_waiting_for_slow_body_occupies_no_request_slot(action: Action, node: Node) -> None:
     async def check() -> None:
         came = asyncio.Event()
 
@@ -350,7 +354,7 @@ def test_a_body_that_is_slow_to_come_takes_no_place(action: Action, node: Node) 
     asyncio.run(check())
 
 
-def test_a_field_that_nobody_knows_is_refused_with_those_that_are_known(action: Action, node: Node) -> None:
+def test_action_with_unknown_field_is_rejected_with_list_of_known_fields(action: Action, node: Node) -> None:
     status, answer = node.post(action.path, {**GOOD[action.path], "nope": 1})
 
     assert (status, answer["error"], answer["got"]) == (400, "BadRequest", "'nope'")
@@ -358,14 +362,14 @@ def test_a_field_that_nobody_knows_is_refused_with_those_that_are_known(action: 
     assert not node.was_changed
 
 
-def test_parameters_in_the_query_are_refused(action: Action, node: Node) -> None:
+def test_action_with_query_parameters_is_rejected_with_400(action: Action, node: Node) -> None:
     status, answer = node.post(f"{action.path}?force=true", GOOD[action.path])
 
     assert (status, answer["what"]) == (400, "unknown parameter")
     assert not node.was_changed
 
 
-def test_reading_a_path_that_changes_something_changes_nothing(action: Action, node: Node) -> None:
+def test_action_path_changes_nothing_with_methods_other_than_post(action: Action, node: Node) -> None:
     for method in ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"):
         node.reply(Request(method, action.path))
     assert not node.was_changed
@@ -375,7 +379,7 @@ def test_reading_a_path_that_changes_something_changes_nothing(action: Action, n
     ("failure", "status"),
     [(Timeout("not seen applied"), 504), (Unreachable("not joined"), 503), (KeyError("secret"), 500)],
 )
-def test_what_the_cluster_does_not_do_is_told(failure: Any, status: int, node: Node) -> None:
+def test_failed_command_returns_5xx_without_internal_details(failure: Any, status: int, node: Node) -> None:
     node.commands.failure = failure
 
     got, answer = node.post("/trim", {"position": 200})
@@ -384,14 +388,14 @@ def test_what_the_cluster_does_not_do_is_told(failure: Any, status: int, node: N
     assert "secret" not in json.dumps(answer)
 
 
-def test_without_a_cluster_nothing_is_changed(node: Node) -> None:
+def test_trim_returns_503_while_node_has_no_cluster_state(node: Node) -> None:
     node.view = replace(node.view, state=None)
 
     assert node.post("/trim", {"position": 1})[0] == 503
     assert not node.was_changed
 
 
-def test_a_request_is_logged_with_who_made_it(
+def test_action_request_and_result_are_logged_with_caller_identity(
     node: Node, caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]]
 ) -> None:
     with caplog.at_level("INFO", "sequencer"):
@@ -404,7 +408,7 @@ def test_a_request_is_logged_with_who_made_it(
     assert refused.startswith("rest_rejected path=/release-hold by=rt://s/operator/op")
 
 
-def test_the_port_without_certificates_has_no_actions(tmp_path: Path) -> None:
+def test_dispatcher_of_port_without_certificates_rejects_actions(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(AssertionError):
         Dispatcher(ENDPOINTS, node_view, pool, stream=None, actions=ACTIONS)
 
@@ -412,7 +416,7 @@ def test_the_port_without_certificates_has_no_actions(tmp_path: Path) -> None:
 # The feature level
 
 
-def test_a_level_that_a_member_does_not_know_is_refused_before_anything_is_requested(node: Node) -> None:
+def test_feature_level_unknown_to_member_is_rejected_before_command_is_sent(node: Node) -> None:
     for one in node.view.standing.nodes:
         one.summary.feature_level_latest = 1 if one.name == "n3" else 2
         one.summary.rt_version = "1.2.3"
@@ -425,7 +429,7 @@ def test_a_level_that_a_member_does_not_know_is_refused_before_anything_is_reque
     assert not node.was_changed
 
 
-def test_a_level_that_the_leader_refuses_is_reported_as_whole_sentences(
+def test_feature_level_refusal_by_leader_returns_409_with_reason_and_hint(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader has reports of its own: it may lack one that the asked node has."""
@@ -445,7 +449,7 @@ def test_a_level_that_the_leader_refuses_is_reported_as_whole_sentences(
     assert str(RtError(answer["what"], hint=answer["hint"])) == expected
 
 
-def test_the_level_of_the_cluster_and_of_each_member_are_in_the_status(
+def test_status_reports_feature_level_of_cluster_and_each_member(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feature_level, "LATEST", 2)
@@ -488,7 +492,7 @@ def with_addresses(node: Node, **addresses: str) -> None:
         ),
     ],
 )
-def test_a_change_of_the_members_starts_and_is_in_the_status(
+def test_member_change_starts_and_is_reported_in_status(
     node: Node, path: str, body: dict[str, str], ran: RequestMembers
 ) -> None:
     with_addresses(node)
@@ -506,9 +510,7 @@ def test_a_change_of_the_members_starts_and_is_in_the_status(
 
 
 @pytest.mark.parametrize("path", ["/member-add", "/member-remove", "/member-replace", "/member-cancel"])
-def test_below_the_feature_level_nothing_is_requested_that_an_older_member_cannot_read(
-    node: Node, path: str
-) -> None:
+def test_member_change_below_required_feature_level_is_rejected_with_409(node: Node, path: str) -> None:
     with_addresses(node)
     node.state.feature_level = feature_level.MEMBER_CHANGES - 1
 
@@ -525,7 +527,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_a_node_may_have_any_address(node: Node, address: str) -> None:
+def test_member_add_accepts_valid_raft_address(node: Node, address: str) -> None:
     with_addresses(node)
 
     status, answer = node.post("/member-add", {"name": "n4", "raftAddress": address})
@@ -536,14 +538,14 @@ def test_a_node_may_have_any_address(node: Node, address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["n4:0", "n4:65536", "[1::2::3]:1", "[1:2:3:4:5:6:7:8:9]:1", "[:1]:1", "::1:7001", "[::1%é]:1"]
 )
-def test_what_is_no_address_is_refused(node: Node, address: str) -> None:
+def test_member_add_with_invalid_raft_address_is_rejected_with_400(node: Node, address: str) -> None:
     with_addresses(node)
 
     assert node.post("/member-add", {"name": "n4", "raftAddress": address})[0] == 400
     assert not node.was_changed
 
 
-def test_a_cancelled_change_is_settled_and_says_why(node: Node) -> None:
+def test_cancelled_member_change_is_settled_with_reason(node: Node) -> None:
     with_addresses(node)
     node.state.member_request = CHANGE
 
@@ -573,7 +575,7 @@ def test_a_cancelled_change_is_settled_and_says_why(node: Node) -> None:
         ),
     ],
 )
-def test_a_change_of_the_members_that_cannot_be_is_refused_at_once(
+def test_impossible_member_change_is_rejected_with_409(
     node: Node, path: str, body: dict[str, str], message: str, got: str
 ) -> None:
     with_addresses(node)
@@ -584,7 +586,7 @@ def test_a_change_of_the_members_that_cannot_be_is_refused_at_once(
     assert answer["what"].startswith(message)
 
 
-def test_a_node_does_not_replace_itself(node: Node) -> None:
+def test_member_replace_of_node_by_itself_is_rejected_with_409(node: Node) -> None:
     with_addresses(node)
     learner = node.view.standing.nodes[-1]
     learner.is_learner = True
@@ -595,7 +597,7 @@ def test_a_node_does_not_replace_itself(node: Node) -> None:
     assert (status, answer["what"], node.was_changed) == (409, "a node cannot replace itself", False)
 
 
-def test_a_learner_that_a_cancelled_change_left_may_be_added_again(node: Node) -> None:
+def test_learner_left_by_cancelled_member_change_can_be_added_again(node: Node) -> None:
     with_addresses(node)
     learner = node.view.standing.nodes[-1]
     learner.is_learner = True
@@ -608,7 +610,7 @@ def test_a_learner_that_a_cancelled_change_left_may_be_added_again(node: Node) -
     assert sorted(roles.values()) == ["learner", "voter", "voter"]
 
 
-def test_members_that_could_make_another_cluster_are_named(node: Node) -> None:
+def test_status_names_members_able_to_bootstrap_after_member_change(node: Node) -> None:
     with_addresses(node)
     for one in node.view.standing.nodes:
         one.summary.bootstraps = one.name != "n2"

@@ -1,4 +1,4 @@
-"""Alarms: when each is raised, how grave it is, and that a healthy node has none."""
+"""Alarms: when each is raised, its severity and text, and that a healthy node has none."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def the_text(node: NodeSnapshot) -> str:
     return one.text
 
 
-def test_all_is_well_with_a_healthy_node() -> None:
+def test_healthy_node_has_no_alarms() -> None:
     assert alarms_of(healthy()) == []
 
 
-def test_a_node_of_which_nothing_is_known_yet_says_that_alone() -> None:
+def test_blank_node_raises_only_control_down_alarm() -> None:
     blank = NodeSnapshot("s", "n1", NOW, T0, pb.Standing(), is_control_up=False)
 
     assert found(blank) == [("control-down", "critical")]
@@ -78,11 +78,11 @@ def test_a_node_of_which_nothing_is_known_yet_says_that_alone() -> None:
 # The cluster
 
 
-def test_without_a_leader_is_critical() -> None:
+def test_missing_leader_raises_critical_no_leader_alarm() -> None:
     assert found(healthy(standing=whole(leader=""))) == [("no-leader", "critical")]
 
 
-def test_a_control_process_that_is_connected_and_silent_is_hung_and_the_node_is_not_ready() -> None:
+def test_silent_control_process_raises_control_hung_alarm_and_blocks_readiness() -> None:
     assert found(healthy(control_silent_s=4.9)) == []
     node = healthy(control_silent_s=5.0)
     assert found(node) == [("control-hung", "critical")]
@@ -94,7 +94,7 @@ def test_a_control_process_that_is_connected_and_silent_is_hung_and_the_node_is_
     assert found(healthy(control_silent_s=9, is_control_up=False)) == [("control-down", "critical")]
 
 
-def test_a_data_process_that_is_silent_is_hung_on_each_node_that_hears_of_it() -> None:
+def test_silent_data_process_raises_data_hung_alarm_while_report_is_recent() -> None:
     told = whole()
     told.nodes[0].summary.data_silent_s = 4.9
     assert found(healthy(standing=told)) == []
@@ -105,7 +105,7 @@ def test_a_data_process_that_is_silent_is_hung_on_each_node_that_hears_of_it() -
     assert found(healthy(standing=told)) == []  # An old report says nothing of now.
 
 
-def test_a_reset_is_told_as_one_and_not_as_a_control_process_that_is_down() -> None:
+def test_running_reset_raises_reset_running_alarm_instead_of_control_down() -> None:
     told = whole(is_resetting=True)
     away = {"standing": told, "is_control_up": False}
     assert found(healthy(**away)) == [("reset-running", "warning")]
@@ -125,7 +125,7 @@ def test_a_reset_is_told_as_one_and_not_as_a_control_process_that_is_down() -> N
         ((-8, 0, -8.5), "The clock of n1 is 8 s ahead of those"),
     ],
 )
-def test_a_clock_that_differs_from_the_median_by_more_than_a_second_is_told(
+def test_clock_over_one_second_from_median_raises_clock_skew_alarm(
     offsets: tuple[float, float, float], wanted: str
 ) -> None:
     told = whole()
@@ -136,7 +136,7 @@ def test_a_clock_that_differs_from_the_median_by_more_than_a_second_is_told(
         assert the_text(healthy(standing=told)).startswith(wanted)
 
 
-def test_damage_is_told_for_a_day_after_it_was_found_with_its_place() -> None:
+def test_found_corruption_raises_alarm_with_its_offset_for_one_day() -> None:
     def node(age_s: int) -> NodeSnapshot:
         damage = DamageCounter(3, 2, "/rt/s/merged/log.0.3 at offset 4096", NOW - age_s * SECOND)
         return healthy(counts=Counts(damage=damage))
@@ -147,7 +147,7 @@ def test_damage_is_told_for_a_day_after_it_was_found_with_its_place() -> None:
     assert found(node(DAMAGE_S)) == []
 
 
-def test_replicas_that_cannot_be_opened_raise_one_alarm_critical_if_no_other_node_has_them() -> None:
+def test_unopened_replicas_raise_one_alarm_critical_if_no_other_node_has_them() -> None:
     one, other = UnopenedReplica("feed", "it is a link."), UnopenedReplica("other", "it is newer.")
     assert found(healthy(unopened=(one, other))) == [("replica-unopened", "warning")]
     assert "of session feed and 1 more: it is a link. The node" in the_text(healthy(unopened=(one, other)))
@@ -169,7 +169,7 @@ def test_replicas_that_cannot_be_opened_raise_one_alarm_critical_if_no_other_nod
         (5, ["n2", "n3"], "critical", "one more failure would stop the stream"),
     ],
 )
-def test_a_member_that_is_away_is_critical_when_no_other_may_fail(
+def test_unreachable_member_alarm_is_critical_if_no_further_failure_is_tolerated(
     count: int, away: list[str], severity: str, text: str
 ) -> None:
     alarms = alarms_of(healthy(standing=whole(*away, count=count)))
@@ -178,11 +178,11 @@ def test_a_member_that_is_away_is_critical_when_no_other_may_fail(
     assert all(name in one.text and text in one.text for name, one in zip(away, alarms, strict=True))
 
 
-def test_the_node_that_answers_is_never_away() -> None:
+def test_answering_node_raises_no_unreachable_alarm_for_itself() -> None:
     assert alarms_of(healthy(standing=whole("n1"))) == []
 
 
-def test_a_member_that_stopped_says_why() -> None:
+def test_member_halted_alarm_reports_why_member_stopped_merging() -> None:
     told = whole()
     told.nodes[2].summary.merged.stopped = "chain 0x1, expected 0x2"
 
@@ -192,7 +192,7 @@ def test_a_member_that_stopped_says_why() -> None:
     assert "If more than one node has stopped, empty none." in text
 
 
-def test_a_node_that_failed_says_so_once() -> None:
+def test_failed_node_raises_exactly_one_critical_alarm() -> None:
     assert found(healthy(failure="fsync failed")) == [("node-failed", "critical")]
     assert found(healthy(merging=MergeStatus(1, 360, 360, failure="x"))) == [("node-failed", "critical")]
     told = whole()
@@ -214,7 +214,9 @@ def test_a_node_that_failed_says_so_once() -> None:
         (0, 100, []),
     ],
 )
-def test_a_disk_fuller_than_the_policy_is_told(free: int, policy: int, wanted: list[Any]) -> None:
+def test_disk_fuller_than_retention_policy_raises_disk_alarm(
+    free: int, policy: int, wanted: list[Any]
+) -> None:
     told, state = whole(), history()
     told.nodes[0].summary.disk_free_bytes = free
     state.holds, state.configuration = {}, Configuration(retention_disk_percent=policy)
@@ -232,7 +234,7 @@ def test_a_disk_fuller_than_the_policy_is_told(free: int, policy: int, wanted: l
         (-1, [("certificate", "critical")]),
     ],
 )
-def test_a_certificate_that_ends_soon_is_told(left_s: int, wanted: list[Any]) -> None:
+def test_certificate_near_expiry_raises_certificate_alarm(left_s: int, wanted: list[Any]) -> None:
     node = healthy(counts=Counts(certificate_end_s=NOW / SECOND + left_s))
 
     assert found(node) == wanted
@@ -243,7 +245,7 @@ def test_a_certificate_that_ends_soon_is_told(left_s: int, wanted: list[Any]) ->
 # What is behind
 
 
-def test_a_member_far_behind_with_merging_is_told_if_it_is_there() -> None:
+def test_reachable_member_over_merge_lag_limit_raises_merge_lag_alarm() -> None:
     def node(behind: int, *away: str) -> NodeSnapshot:
         state, told = history(), whole(*away)
         state.holds = {}
@@ -258,7 +260,7 @@ def test_a_member_far_behind_with_merging_is_told_if_it_is_there() -> None:
     assert found(node(MERGE_LAG_BYTES + 1, "n3")) == [("member-unreachable", "critical")]
 
 
-def test_a_session_whose_messages_wait_long_is_told() -> None:
+def test_session_with_long_waiting_messages_raises_replication_lag_alarm() -> None:
     def node(lag_s: float, ended_ns: int = 0) -> NodeSnapshot:
         client = ClientConnection(PUBLISHER, "", "feed", at(1), ended_ns, lag_ns=int(lag_s * SECOND))
         return healthy(clients=(client,))
@@ -269,7 +271,7 @@ def test_a_session_whose_messages_wait_long_is_told() -> None:
     assert found(node(300, at(2))) == []
 
 
-def test_a_hold_that_was_trimmed_all_the_same_is_told() -> None:
+def test_hold_below_log_start_raises_hold_overridden_alarm() -> None:
     def node(position: int) -> NodeSnapshot:
         state = history()
         state.holds = {"late": SubscriberHold(position, at(1))}
@@ -281,7 +283,7 @@ def test_a_hold_that_was_trimmed_all_the_same_is_told() -> None:
 
 
 @pytest.mark.parametrize(("count", "what"), [(3, "fetches good bytes from a peer"), (1, "POST /hard-reset")])
-def test_a_merged_log_that_is_damaged_is_critical_and_says_what_helps(count: int, what: str) -> None:
+def test_corrupt_merged_log_raises_critical_alarm_with_remedy(count: int, what: str) -> None:
     alone = whole()
     del alone.nodes[count:]
     node = healthy(standing=alone, merging=replace(healthy().merging, damage="a bad block (at log.0.0)"))
@@ -291,13 +293,13 @@ def test_a_merged_log_that_is_damaged_is_critical_and_says_what_helps(count: int
     assert what in text
 
 
-def test_a_hold_that_is_refused_is_told_with_the_reason() -> None:
+def test_refused_hold_raises_hold_refused_alarm_with_reason() -> None:
     node = healthy(counts=Counts(refused_holds={"sub2": "1000 subscribers hold data back"}))
     assert found(node) == [("hold-refused", "warning")]
     assert 'subscriber "sub2" was refused: 1000 subscribers hold data back. Release holds' in the_text(node)
 
 
-def test_what_the_policy_would_trim_is_told_when_holds_keep_nearly_as_much_as_they_may() -> None:
+def test_hold_limit_alarm_is_raised_when_held_bytes_due_for_trim_near_limit() -> None:
     def node(limit: int, retention_minutes: int, *positions: int) -> NodeSnapshot:
         state = history()
         state.holds = {f"h{position}": SubscriberHold(position, at(1)) for position in positions}
@@ -320,7 +322,7 @@ def test_what_the_policy_would_trim_is_told_when_holds_keep_nearly_as_much_as_th
     assert found(node(0, 30, 100)) == []
 
 
-def test_so_it_is_when_size_would_trim_it() -> None:
+def test_hold_limit_alarm_counts_held_bytes_due_by_retention_size() -> None:
     state = history()
     state.holds = {"far": SubscriberHold(100, at(1))}
     state.configuration = Configuration(retention_minutes=0, retention_bytes=2643, hold_bytes_max=1)
@@ -341,7 +343,7 @@ def test_so_it_is_when_size_would_trim_it() -> None:
         (150, Configuration(retention_minutes=0, retention_bytes=3310), []),
     ],
 )
-def test_a_subscriber_in_the_oldest_segment_is_told_when_that_goes_soon(
+def test_subscriber_in_oldest_segment_near_trim_raises_subscriber_lag_alarm(
     position: int, configuration: Configuration, wanted: list[Any]
 ) -> None:
     state = history()
@@ -352,7 +354,7 @@ def test_a_subscriber_in_the_oldest_segment_is_told_when_that_goes_soon(
     assert found(healthy(state=state, clients=(replace(client, ended_ns=at(2)),))) == []
 
 
-def test_a_subscriber_that_holds_back_what_it_wants_is_in_no_hurry_unless_holds_count_for_nothing() -> None:
+def test_subscriber_with_own_hold_raises_no_lag_alarm_unless_holds_are_disabled() -> None:
     state = history()
     state.configuration, state.holds = (
         Configuration(retention_minutes=50),
@@ -365,11 +367,11 @@ def test_a_subscriber_that_holds_back_what_it_wants_is_in_no_hurry_unless_holds_
     assert found(node) == [("subscriber-lag", "warning")]
 
 
-def test_nothing_is_said_of_holds_before_there_is_a_cluster() -> None:
+def test_empty_sequencer_state_raises_no_alarms() -> None:
     assert alarms_of(healthy(state=SequencerState(bytes(16)))) == []
 
 
-def test_critical_ones_come_first() -> None:
+def test_critical_alarms_are_listed_before_warnings() -> None:
     state = history()
     node = healthy(
         state=state,
@@ -393,7 +395,7 @@ def test_critical_ones_come_first() -> None:
         (3, 2, True, "critical", ['POST /configuration {"rollMinutes": 1}', 'POST /trim {"position": 200}']),
     ],
 )
-def test_a_damaged_segment_is_told_with_its_positions_and_the_way_on(
+def test_corrupt_segment_raises_alarm_with_positions_and_remedy(
     count: int, tries: int, is_growing: bool, severity: str, texts: list[str]
 ) -> None:
     damaged = (DamagedSegment("log.0.1", 4096, 100, 200, tries, is_growing),)

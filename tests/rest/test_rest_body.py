@@ -1,4 +1,4 @@
-"""Bodies of requests: what is read of them, and what is refused."""
+"""Request bodies: parsed field values, rejected fields and bodies, and agreement with the JSON schema."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parse(**members: Any) -> dict[str, Any]:
         ({"force": False}, False),
     ],
 )
-def test_a_field_is_read_as_what_it_says(said: dict[str, Any], value: object) -> None:
+def test_valid_field_is_parsed_to_typed_value(said: dict[str, Any], value: object) -> None:
     (name,) = said
     found = parse(**said)[name]
     assert (found, type(found)) == (value, type(value))
@@ -73,7 +73,9 @@ def test_a_field_is_read_as_what_it_says(said: dict[str, Any], value: object) ->
         ({"name": 1}, "the name of a subscriber"),
     ],
 )
-def test_a_field_that_cannot_be_read_is_named_with_what_is_wanted(said: dict[str, Any], wanted: str) -> None:
+def test_invalid_field_raises_bad_request_with_field_name_and_expected_value(
+    said: dict[str, Any], wanted: str
+) -> None:
     (name,) = said
     with pytest.raises(BadRequest, match="the field is malformed") as caught:
         parse(**said)
@@ -98,7 +100,7 @@ def test_a_field_that_cannot_be_read_is_named_with_what_is_wanted(said: dict[str
         (b'{"name": "n", "nope": 1}', "got 'nope', expected count, room, some, force, name"),
     ],
 )
-def test_a_body_that_cannot_be_read_says_why(content: bytes, message: str) -> None:
+def test_invalid_body_raises_bad_request_with_reason(content: bytes, message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_body(content, FIELDS)
     assert message in str(caught.value)
@@ -116,7 +118,7 @@ def test_a_body_that_cannot_be_read_says_why(content: bytes, message: str) -> No
     ),
     st.sampled_from(["count", "room", "some", "force"]),
 )
-def test_what_the_schema_allows_is_read_and_nothing_else(said: Any, name: str) -> None:
+def test_parser_accepts_exactly_the_values_allowed_by_schema(said: Any, name: str) -> None:
     try:
         parse(**{name: said})
         was_read = True
@@ -127,10 +129,10 @@ def test_what_the_schema_allows_is_read_and_nothing_else(said: Any, name: str) -
 
 
 @given(st.from_regex(FIELDS[1].schema["anyOf"][1]["pattern"].replace("$", r"\Z")))
-def test_every_size_that_the_schema_allows_is_read(text: str) -> None:
+def test_every_size_allowed_by_schema_is_parsed(text: str) -> None:
     assert 0 <= parse(room=text)["room"] < 2**62
 
 
-def test_schemas_of_bodies_are_schemas() -> None:
+def test_action_body_schemas_are_valid_json_schema() -> None:
     for action in ACTIONS:
         Draft202012Validator.check_schema(body_schema(action.fields))

@@ -1,3 +1,5 @@
+"""Tracking of pushes and pulls on a node: counters, lag, silence, stalls, and ended clients."""
+
 from __future__ import annotations
 
 import asyncio
@@ -83,7 +85,7 @@ class FakeStores:
         return self.intake
 
 
-def test_a_watched_push_runs_as_it_would_and_is_counted() -> None:
+def test_tracked_push_passes_calls_through_and_is_counted() -> None:
     async def check() -> None:
         clients, intake = ClientTracker(), FakeIntake()
         stores = TrackedStores(FakeStores(intake), clients)
@@ -109,7 +111,7 @@ def test_a_watched_push_runs_as_it_would_and_is_counted() -> None:
     asyncio.run(check())
 
 
-def test_a_push_that_is_refused_or_fails_is_no_client_any_more() -> None:
+def test_rejected_push_is_not_listed_and_failed_push_is_marked_ended() -> None:
     async def check() -> None:
         clients, intake = ClientTracker(), FakeIntake()
         with pytest.raises(Fenced):
@@ -128,7 +130,7 @@ def test_a_push_that_is_refused_or_fails_is_no_client_any_more() -> None:
     asyncio.run(check())
 
 
-def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
+def test_pull_is_listed_while_running_and_for_one_day_after_its_end() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
     pull = a_pull(sent_bytes=100, progress=PullProgress(40))
@@ -156,7 +158,7 @@ def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
     assert clients.pull_bytes == 650
 
 
-def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
+def test_pull_lag_is_age_of_oldest_log_end_not_reached() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
     pull = a_pull(progress=PullProgress(40))
@@ -181,7 +183,7 @@ def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
     assert lag_s() == 0
 
 
-def test_who_reads_a_range_does_not_lag() -> None:
+def test_range_reader_reports_no_lag() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
     pull = Pull(SUBSCRIBER, "ipv4:10.0.0.1:77", PullMerged(range=PullRange(90)), 0, progress=PullProgress(40))
@@ -192,7 +194,7 @@ def test_who_reads_a_range_does_not_lag() -> None:
     assert (client.lag_ns, client.position) == (0, 40)
 
 
-def test_a_push_lags_for_as_long_as_what_was_durable_then_is_not_merged() -> None:
+def test_push_lag_is_age_of_oldest_durable_end_not_merged() -> None:
     async def check() -> None:
         clock = Clock()
         clients = ClientTracker(clock)
@@ -207,7 +209,7 @@ def test_a_push_lags_for_as_long_as_what_was_durable_then_is_not_merged() -> Non
     asyncio.run(check())
 
 
-def test_a_client_that_came_again_is_told_once() -> None:
+def test_reconnected_client_is_listed_once() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
     for key in range(3):
@@ -221,7 +223,7 @@ def test_a_client_that_came_again_is_told_once() -> None:
     assert [one.ended_ns for one in clients.clients()] == [clock.ns]
 
 
-def test_what_differs_by_certificate_or_log_is_another_client() -> None:
+def test_clients_with_different_certificate_or_log_are_listed_separately() -> None:
     clients = ClientTracker(Clock())
     session = Pull(OPERATOR, "ipv4:1.1.1.1:1", PullSession(3), 5)
 
@@ -233,7 +235,7 @@ def test_what_differs_by_certificate_or_log_is_another_client() -> None:
     assert [one.is_of_merged for one in found] == [True, True, False]
 
 
-def test_those_that_ended_are_bounded_and_the_newest_stay() -> None:
+def test_ended_clients_are_bounded_and_newest_are_kept() -> None:
     clients = ClientTracker(Clock())
     names = [f"n{index}" for index in range(ENDED_MAX + 5)]
 
@@ -269,7 +271,7 @@ class FakeReceiver:
 
 @pytest.mark.parametrize("failure", [None, StorageFailed("fsync failed")])
 @pytest.mark.parametrize("make", [GroupCommit, TimedGroupCommit])
-def test_a_timed_group_sync_does_what_a_group_sync_does(
+def test_group_commit_with_and_without_timing_syncs_and_reports_errors(
     make: type[GroupCommit], failure: StorageFailed | None
 ) -> None:
     async def check() -> None:
@@ -294,7 +296,7 @@ def test_a_timed_group_sync_does_what_a_group_sync_does(
     asyncio.run(check())
 
 
-def test_a_push_that_says_nothing_is_silent_unless_the_node_is_busy_with_its_message_or_was_paused() -> None:
+def test_push_without_reports_is_silent_unless_node_is_busy_with_it_or_was_paused() -> None:
     async def check() -> None:
         clock = Clock()
         queued: set[str] = set()
@@ -331,7 +333,7 @@ def test_a_push_that_says_nothing_is_silent_unless_the_node_is_busy_with_its_mes
     asyncio.run(check())
 
 
-def test_a_push_whose_large_message_comes_in_parts_is_not_stalled() -> None:
+def test_push_of_large_message_is_not_stalled_while_chunks_arrive() -> None:
     """A message of 256 MiB takes 20 s at 100 Mbit/s, and none of it is synced before its end."""
 
     async def check() -> None:
@@ -355,7 +357,7 @@ def test_a_push_whose_large_message_comes_in_parts_is_not_stalled() -> None:
     asyncio.run(check())
 
 
-def test_a_push_is_unmerged_for_as_long_as_only_others_are_merged() -> None:
+def test_push_counts_as_unmerged_only_when_other_messages_are_merged() -> None:
     async def check() -> None:
         clock = Clock()
         clients, intake = ClientTracker(clock), FakeIntake()

@@ -1,4 +1,4 @@
-"""Who is connected to which node: what nodes report to each other, and nothing of a node that is silent."""
+"""Clients of the whole cluster: what nodes report to each other, and nodes without a current report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def seen(told: pb.Standing) -> ClusterClients:
     return clients_of_cluster(node_view(standing=told))
 
 
-def test_each_node_shows_the_clients_of_all() -> None:
+def test_cluster_clients_lists_clients_of_all_nodes() -> None:
     found = seen(three())
     assert [(one.node, one.kind, one.name, one.session) for one in found.clients] == [
         ("n1", "subscriber", "of-n1", None),
@@ -52,7 +52,7 @@ def test_each_node_shows_the_clients_of_all() -> None:
 
 
 @pytest.mark.parametrize("change", ["away", "old report", "data process silent"])
-def test_of_a_node_that_does_not_report_nothing_is_shown_and_that_is_told(change: str) -> None:
+def test_cluster_clients_lists_node_without_current_report_as_unknown(change: str) -> None:
     told = three()
     (n3,) = (one for one in told.nodes if one.name == "n3")
     if change == "away":
@@ -66,7 +66,7 @@ def test_of_a_node_that_does_not_report_nothing_is_shown_and_that_is_told(change
     assert found.unknown == ["n3"]
 
 
-def test_a_summary_has_the_clients_until_the_data_process_is_silent_or_another_one_starts() -> None:
+def test_summary_keeps_last_reported_clients_until_data_process_is_silent() -> None:
     ends = DurableEnds(b"boot")
     ends.handle_report(pb.DataReport(clients=connected("a", left_out=3)))
     ends.handle_report(pb.DataReport(disk_bytes=7))
@@ -79,7 +79,7 @@ def test_a_summary_has_the_clients_until_the_data_process_is_silent_or_another_o
     assert not summarize(ends.data_status, 1, Phase(READY), data_silent_s=HUNG_S).HasField("clients")
 
 
-def test_a_node_reports_its_publishers_and_subscribers_and_counts_those_beyond_the_limit() -> None:
+def test_node_reports_clients_up_to_limit_and_counts_the_rest() -> None:
     clients = ClientTracker(lambda: 1000 * SECOND)
     pulls = {
         number: Pull(
@@ -101,7 +101,7 @@ def test_a_node_reports_its_publishers_and_subscribers_and_counts_those_beyond_t
     assert found.ByteSize() < 10_000
 
 
-def test_only_operators_see_all_clients() -> None:
+def test_cluster_clients_is_readable_by_operators_not_publishers_or_subscribers() -> None:
     (endpoint,) = (one for one in ENDPOINTS if one.path == "/cluster-clients")
     assert OPERATOR.role in endpoint.roles
     assert not {PUBLISHER.role, SUBSCRIBER.role} & endpoint.roles

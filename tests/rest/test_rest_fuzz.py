@@ -1,4 +1,4 @@
-"""REST against its own description: what that allows, and what it does not, is answered as it says."""
+"""REST against its own OpenAPI description: generated valid and invalid requests, roles, and methods."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _serve(pki: Path, directory: Path, ready: Future[Any]) -> None:
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["good", "bad"])
 @pytest.mark.parametrize(("method", "path"), VARIED, ids=lambda part: part)
-def test_an_operation_answers_as_it_is_described(
+def test_operation_response_conforms_to_openapi_for_generated_requests(
     method: str, path: str, mode: GenerationMode, node: Fuzzed
 ) -> None:
     operation = node.schema[path][method]
@@ -138,7 +138,7 @@ def test_an_operation_answers_as_it_is_described(
 
 
 @pytest.mark.parametrize("path", [one.path for one in ENDPOINTS if not one.parameters])
-def test_what_takes_nothing_answers_as_it_is_described(path: str, node: Fuzzed) -> None:
+def test_endpoint_without_parameters_conforms_to_openapi(path: str, node: Fuzzed) -> None:
     node.served.data.follower.state = history()
     node.served.data.resets.now = ResetStatus()
     case = node.schema[path]["GET"].Case()
@@ -147,7 +147,7 @@ def test_what_takes_nothing_answers_as_it_is_described(path: str, node: Fuzzed) 
 
 
 @pytest.mark.parametrize("path", [one.path for one in ACTIONS])
-def test_what_changes_something_is_refused_to_every_other_role_whatever_is_sent(
+def test_action_by_role_other_than_operator_is_rejected_with_403_for_any_request(
     path: str, node: Fuzzed
 ) -> None:
     data = node.served.data
@@ -169,7 +169,7 @@ def test_what_changes_something_is_refused_to_every_other_role_whatever_is_sent(
 
 
 @pytest.mark.parametrize("path", sorted({path for _, path in OPERATIONS}))
-def test_a_method_that_is_not_described_is_refused_with_those_that_are(path: str, node: Fuzzed) -> None:
+def test_undescribed_method_returns_405_with_allowed_methods(path: str, node: Fuzzed) -> None:
     described = {method for method, other in OPERATIONS if other == path}
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} - described:
         response = node.ask(method, path)

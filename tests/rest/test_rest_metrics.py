@@ -1,3 +1,5 @@
+"""Prometheus metrics of a node: values, names, units, labels, and the exposition format."""
+
 from __future__ import annotations
 
 import math
@@ -74,7 +76,7 @@ def blank() -> NodeSnapshot:
     return NodeSnapshot("s", "n1", NOW, T0, pb.Standing())
 
 
-def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -> None:
+def test_metrics_are_parsed_by_strict_parser_and_prometheus_parser() -> None:
     text = exposition(metrics_of(node_view(counts=COUNTS)))
 
     found = parsed(text)
@@ -96,7 +98,7 @@ def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -
     assert theirs == {key.partition("{")[0] for key in found}
 
 
-def test_what_is_kept_trimmed_and_held_is_told() -> None:
+def test_metrics_report_retained_trimmed_and_held_data() -> None:
     found = samples(busy_node(counts=COUNTS))
 
     assert (found["rt_log_start_position"], found["rt_retained_segments"]) == (800_000, 33)
@@ -114,7 +116,7 @@ def test_what_is_kept_trimmed_and_held_is_told() -> None:
     assert (found["rt_holds_overridden_total"], found["rt_subscriber_gaps_total"]) == (2, 4)
 
 
-def test_a_hold_below_the_log_start_is_told_to_be_overridden() -> None:
+def test_hold_below_log_start_is_counted_as_overridden() -> None:
     state = busy_state()
     state.holds["late"] = SubscriberHold(799_999, NOW)
 
@@ -123,7 +125,7 @@ def test_a_hold_below_the_log_start_is_told_to_be_overridden() -> None:
     assert (found['rt_holds{state="whole"}'], found['rt_holds{state="overridden"}']) == (2, 1)
 
 
-def test_what_is_kept_for_holds_alone_is_what_would_be_due_without_them() -> None:
+def test_held_bytes_count_segments_due_for_trim_without_holds() -> None:
     state = busy_state()
     state.configuration = replace(state.configuration, retention_minutes=5 * 24 * 60)
 
@@ -135,7 +137,7 @@ def test_what_is_kept_for_holds_alone_is_what_would_be_due_without_them() -> Non
     assert samples(busy_node(state=state))["rt_held_bytes"] == sum(one.size_bytes for one in due[8:]) > 0
 
 
-def test_lags_are_those_of_whoever_is_furthest_behind() -> None:
+def test_lag_metrics_report_largest_lag() -> None:
     found = samples(busy_node())
 
     assert found["rt_replication_lag_messages"] == 900
@@ -144,7 +146,7 @@ def test_lags_are_those_of_whoever_is_furthest_behind() -> None:
     assert found['rt_member_merge_lag_bytes{member="n3"}'] == 900_400 * 9000
 
 
-def test_a_member_that_stopped_and_a_step_on_the_way_are_told() -> None:
+def test_metrics_report_stopped_member_and_phase_progress() -> None:
     standing = busy_standing()
     for one in standing.nodes:
         if one.name == "n1":
@@ -159,14 +161,14 @@ def test_a_member_that_stopped_and_a_step_on_the_way_are_told() -> None:
     assert found["rt_node_phase_progress_ratio"] == 0.25
 
 
-def test_a_node_tells_of_the_same_metrics_whatever_it_knows() -> None:
+def test_metric_names_are_the_same_for_blank_and_busy_node() -> None:
     def names(node: NodeSnapshot) -> list[str]:
         return [metric.name for metric in metrics_of(node)]
 
     assert names(blank()) == names(node_view()) == names(busy_node(counts=COUNTS))
 
 
-def test_names_end_in_their_unit() -> None:
+def test_metric_names_end_in_their_unit() -> None:
     measured = {"bytes", "messages", "seconds", "ratio", "position", "segments"}
 
     for metric in metrics_of(busy_node(counts=COUNTS)):
@@ -178,7 +180,7 @@ def test_names_end_in_their_unit() -> None:
 
 
 @pytest.mark.slow
-def test_promtool_finds_nothing_to_say_of_names_types_and_units() -> None:
+def test_promtool_check_reports_no_problems() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool here: on Debian, apt-get install prometheus")
@@ -191,12 +193,12 @@ def test_promtool_finds_nothing_to_say_of_names_types_and_units() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_no_label_names_a_session_a_subscriber_or_a_certificate() -> None:
+def test_metric_labels_contain_no_session_subscriber_or_certificate_names() -> None:
     assert not re.search(r'"(feed|sub|other|op|d1)"', exposition(metrics_of(node_view())))
     assert not re.search(r'"(quotes|audit|export|desk|d1|trades:.*)"', exposition(metrics_of(busy_node())))
 
 
-def test_trims_add_up_by_reason_and_nothing_else_counts() -> None:
+def test_trim_counter_adds_trims_by_reason_and_ignores_rejected_commands() -> None:
     first = SegmentsTrimmed(TrimReason.TIME, NOW, 10, 1, 100, ())
     second = SegmentsTrimmed(TrimReason.TIME, NOW, 40, 3, 300, ("a",))
     third = SegmentsTrimmed(TrimReason.DISK, NOW, 50, 1, 70, ("a", "b"))
@@ -215,7 +217,9 @@ def test_trims_add_up_by_reason_and_nothing_else_counts() -> None:
     label=st.text(max_size=20).filter(lambda text: "\r" not in text),
     value=st.one_of(st.integers(0, 2**63), st.floats(0, 1e300)),
 )
-def test_whatever_a_help_or_label_says_is_read_back(text: str, label: str, value: float) -> None:
+def test_label_and_value_round_trip_through_exposition_with_any_help_text(
+    text: str, label: str, value: float
+) -> None:
     told = exposition([Metric("rt_x", text, ("l",), {(label,): value})])
 
     (family,) = text_string_to_metric_families(told)
@@ -226,7 +230,7 @@ def test_whatever_a_help_or_label_says_is_read_back(text: str, label: str, value
 
 
 @given(st.lists(st.floats(0, 10), max_size=50))
-def test_durations_are_counted_by_the_least_bound_that_holds_them(seconds: list[float]) -> None:
+def test_durations_are_counted_in_smallest_fitting_bucket(seconds: list[float]) -> None:
     durations = Durations()
     for one in seconds:
         durations.add(one)

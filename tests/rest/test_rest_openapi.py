@@ -1,3 +1,5 @@
+"""The OpenAPI document and the docs page: validity, completeness, and roles of the described paths."""
+
 from __future__ import annotations
 
 import re
@@ -13,11 +15,11 @@ from sequencer.rest.views.endpoints import ENDPOINTS, EVERYBODY, OPERATORS
 from sequencer.rest.views.openapi import docs_page, document
 
 
-def test_the_description_is_valid_openapi() -> None:
+def test_openapi_document_is_valid() -> None:
     OpenAPIV31SpecValidator(document(ENDPOINTS, ACTIONS)).validate()
 
 
-def test_the_description_lists_every_route_and_no_other() -> None:
+def test_openapi_document_lists_exactly_the_served_routes() -> None:
     with ThreadPoolExecutor(1) as pool:
         routes = Dispatcher(ENDPOINTS, node_view, pool, stream="s", actions=ACTIONS).routes
 
@@ -31,7 +33,7 @@ def test_the_description_lists_every_route_and_no_other() -> None:
     assert {method for method, _ in described} == {"GET", "POST"}
 
 
-def test_the_description_lists_every_parameter() -> None:
+def test_openapi_document_lists_every_parameter() -> None:
     paths = document(ENDPOINTS, ACTIONS)["paths"]
 
     for endpoint in ENDPOINTS:
@@ -39,7 +41,7 @@ def test_the_description_lists_every_parameter() -> None:
         assert told == [parameter.name for parameter in endpoint.parameters]
 
 
-def test_what_others_than_operators_may_read_is_just_this() -> None:
+def test_non_operator_and_public_paths_match_fixed_lists() -> None:
     open_paths = {one.path for one in ENDPOINTS if one.roles != OPERATORS}
 
     assert open_paths == {
@@ -56,7 +58,7 @@ def test_what_others_than_operators_may_read_is_just_this() -> None:
     assert {one.path for one in ENDPOINTS if one.is_public} == {"/readiness", "/liveness", "/metrics"}
 
 
-def test_the_page_for_people_shows_every_path_and_loads_nothing() -> None:
+def test_docs_page_shows_every_path_and_loads_no_resources() -> None:
     page = docs_page(ENDPOINTS, ACTIONS)
 
     assert all(f"GET {endpoint.path}</h2>" in page for endpoint in ENDPOINTS)

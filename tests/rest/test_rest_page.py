@@ -1,3 +1,5 @@
+"""The operators' web page: served files, content security, accessibility, and what a browser shows."""
+
 from __future__ import annotations
 
 import asyncio
@@ -43,7 +45,7 @@ def answers(*requests: Request) -> list[Any]:
 # As files
 
 
-def test_the_page_and_all_that_it_names_is_answered_with_its_type_and_a_strict_policy() -> None:
+def test_page_files_are_served_with_content_type_and_page_with_security_policy() -> None:
     named = set(re.findall(r'(?:src|href)="(page/[^"]+)"', PAGE))
     for path, text in SCRIPTS.items():
         named |= {f"page/{name}" for name in re.findall(r'from "\./([\w.]+)"', text)}
@@ -56,7 +58,7 @@ def test_the_page_and_all_that_it_names_is_answered_with_its_type_and_a_strict_p
         assert reply.headers.get("Content-Security-Policy") == (POLICY if path == "/" else None)
 
 
-def test_the_policy_lets_nothing_run_or_load_but_what_this_node_answers() -> None:
+def test_content_security_policy_allows_only_same_origin_resources() -> None:
     rules = dict(part.strip().split(" ", 1) for part in POLICY.split(";"))
 
     assert rules.pop("default-src") == "'none'"
@@ -65,7 +67,7 @@ def test_the_policy_lets_nothing_run_or_load_but_what_this_node_answers() -> Non
     assert set(rules.values()) == {"'none'"}
 
 
-def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
+def test_page_has_no_inline_code_and_no_external_resources() -> None:
     assert not re.search(r"<style|\bstyle=|<script(?![^>]+src=)|\son\w+=|javascript:", PAGE)
     for path, file in FILES.items():
         away = re.findall(r"https?://[\w./]+|//[\w-]+\.\w+|@import|url\(", file.text)
@@ -73,7 +75,7 @@ def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS)
-def test_no_script_makes_markup_of_text(path: str) -> None:
+def test_page_script_contains_no_call_to_create_markup_from_text(path: str) -> None:
     ways = (
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|setHTML"
     )
@@ -81,7 +83,7 @@ def test_no_script_makes_markup_of_text(path: str) -> None:
     assert not re.search(rf"{ways}|\beval\b|new Function|srcdoc|\.(href|src)\s*=", SCRIPTS[path])
 
 
-def test_every_element_that_a_script_looks_for_is_in_the_page_once() -> None:
+def test_page_element_ids_are_unique_and_include_all_used_by_scripts() -> None:
     ids = re.findall(r'\bid="([\w-]+)"', PAGE)
     wanted = set(re.findall(r'(?:byId|note|sayProblem)\(\s*"([\w-]+)"', "\n".join(SCRIPTS.values())))
 
@@ -90,7 +92,7 @@ def test_every_element_that_a_script_looks_for_is_in_the_page_once() -> None:
     assert set(re.findall(r'aria-labelledby="([\w-]+)"', PAGE)) <= set(ids)
 
 
-def test_only_operators_get_the_page() -> None:
+def test_page_is_readable_only_by_operators() -> None:
     mine = [one for one in ENDPOINTS if one.path in FILES]
 
     assert len(mine) == len(FILES)
@@ -103,7 +105,7 @@ def test_only_operators_get_the_page() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_what_is_behind_it(scheme: str) -> None:
+def test_page_text_contrast_is_at_least_4_5(scheme: str) -> None:
     blocks = re.findall(r":root \{(.*?)\}", FILES["/page/page.css"].text, re.DOTALL)
     colors = dict(re.findall(r"--([\w-]+): #(\w+);", blocks[["light", "dark"].index(scheme)]))
 
@@ -156,7 +158,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Dom:
 
 
 @pytest.mark.slow
-def test_the_page_tells_of_the_cluster_and_its_members_with_step_lag_and_disk(busy: Dom) -> None:
+def test_page_shows_cluster_and_members_with_phase_lag_and_disk(busy: Dom) -> None:
     assert busy.texts["stream"] == "trades"
     assert busy.texts["about"] == "Reported by node n1 (rt 0.1.0), cluster 40414243, epoch 1."
     assert "Leader n2 term 5" in busy.texts["overview"]
@@ -178,7 +180,7 @@ def test_the_page_tells_of_the_cluster_and_its_members_with_step_lag_and_disk(bu
 
 
 @pytest.mark.slow
-def test_the_page_tells_of_sessions_and_subscribers_with_their_lag_and_holds(busy: Dom) -> None:
+def test_page_shows_sessions_and_subscribers_with_lag_and_holds(busy: Dom) -> None:
     assert busy.rows("sessions")[1:] == [
         [
             f"{HOSTILE} | id 1",
@@ -211,7 +213,7 @@ def test_the_page_tells_of_sessions_and_subscribers_with_their_lag_and_holds(bus
 
 
 @pytest.mark.slow
-def test_the_page_tells_of_the_log_and_the_policy(busy: Dom) -> None:
+def test_page_shows_log_history_and_retention_policy(busy: Dom) -> None:
     told = (
         "32 sealed segments kept (26.6 GiB), 1 active (128 MiB), 8 trimmed (6.37 GiB: 2 by size, 6 by time)."
     )
@@ -231,7 +233,7 @@ def test_the_page_tells_of_the_log_and_the_policy(busy: Dom) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_tells_alarms_where_a_screen_reader_hears_of_them(busy: Dom) -> None:
+def test_page_shows_alarms_and_has_one_polite_aria_live_region(busy: Dom) -> None:
     assert busy.texts["alarms"].startswith("critical disk The disk of n3 is 96.0 % full")
     assert busy.texts["health"] == "3 alarms"
     assert busy.title == "(3) trades: 3 alarms · rt"
@@ -248,7 +250,7 @@ def test_the_page_tells_alarms_where_a_screen_reader_hears_of_them(busy: Dom) ->
 
 
 @pytest.mark.slow
-def test_what_a_client_is_called_stays_text(busy: Dom) -> None:
+def test_page_shows_hostile_client_name_as_text(busy: Dom) -> None:
     assert HOSTILE in busy.rows("sessions")[1][0]
     assert not [tag for tag, _ in busy.tags if tag == "img"]
     assert [attributes.get("src") for tag, attributes in busy.tags if tag == "script"] == ["page/main.js"]
@@ -256,7 +258,7 @@ def test_what_a_client_is_called_stays_text(busy: Dom) -> None:
 
 
 @pytest.mark.slow
-def test_tables_say_what_they_are_however_they_are_laid_out(busy: Dom) -> None:
+def test_page_tables_have_explicit_aria_roles_and_header_scopes(busy: Dom) -> None:
     roles = {"table": {"table"}, "tr": {"row"}, "td": {"cell"}, "th": {"columnheader", "rowheader"}}
     for tag, wanted in roles.items():
         found = {attributes.get("role") for name, attributes in busy.tags if name == tag}
@@ -265,7 +267,7 @@ def test_tables_say_what_they_are_however_they_are_laid_out(busy: Dom) -> None:
 
 
 @pytest.mark.slow
-def test_rates_come_from_successive_polls(tmp_path: Path) -> None:
+def test_page_shows_rates_computed_from_successive_polls(tmp_path: Path) -> None:
     count = 0
 
     def growing() -> NodeSnapshot:
@@ -291,7 +293,7 @@ def test_rates_come_from_successive_polls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_says_so_when_the_node_does_not_answer_any_more(tmp_path: Path) -> None:
+def test_page_shows_connection_alert_and_last_data_when_node_stops_answering(tmp_path: Path) -> None:
     page, node = shown(tmp_path, gone_after=2)
 
     assert node.asked.count("/status") == 2
@@ -306,7 +308,7 @@ def test_the_page_says_so_when_the_node_does_not_answer_any_more(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_node_that_has_no_leader_and_no_cluster_yet_has_a_page_too(tmp_path: Path) -> None:
+def test_page_is_shown_for_node_without_leader_and_cluster(tmp_path: Path) -> None:
     standing = busy_standing(leader="", role="candidate", is_caught_up=False)
     blank = busy_node(state=None, merging=None, clients=(), standing=standing)
 
@@ -350,7 +352,7 @@ document.getElementById("told").textContent = JSON.stringify(told);
 
 
 @pytest.mark.slow
-def test_pauses_rates_and_words_are_as_they_are_meant(tmp_path: Path) -> None:
+def test_page_script_returns_expected_pauses_rates_and_formatted_values(tmp_path: Path) -> None:
     script = '<script type="module" src="page/check.js"></script>'
     page = f'<!doctype html><meta charset="utf-8"><p id="told"></p>{script}'
     kinds = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
@@ -374,7 +376,7 @@ def test_pauses_rates_and_words_are_as_they_are_meant(tmp_path: Path) -> None:
     assert told["spans"] == ["59 s", "1 min", "2 h", "1 d", "0 s"]
 
 
-def test_the_picture_of_the_page_in_the_docs_is_one_that_a_browser_draws(
+def test_page_screenshot_in_docs_is_png_of_expected_size(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """`--rewrite` draws it again, where there is a browser."""
@@ -402,7 +404,7 @@ def test_the_picture_of_the_page_in_the_docs_is_one_that_a_browser_draws(
         (DOCS / PICTURE).write_bytes(content)
 
 
-def test_the_fixture_is_a_node_that_answers_everything_the_page_asks_for() -> None:
+def test_busy_node_fixture_answers_every_request_of_page() -> None:
     asked = [
         "/status",
         "/rt-clients?limit=2000",

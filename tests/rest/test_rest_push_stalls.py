@@ -1,4 +1,4 @@
-"""Pushes that are stuck: when, why, and that a push which only waits with all the others is not one."""
+"""Stuck pushes: when a push counts as stuck, the reason, the alarm text, and the metric."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def stuck(snapshot: NodeSnapshot) -> list[str]:
         ({"session": None, "silent_s": HUNG_S}, None),
     ],
 )
-def test_a_push_is_stuck_for_one_reason_at_a_time(changes: dict[str, Any], reason: str | None) -> None:
+def test_push_is_stuck_for_at_most_one_reason(changes: dict[str, Any], reason: str | None) -> None:
     snapshot = node(replace(PUSH, **changes))
     assert [why for _, why in stalls_of(snapshot)] == ([] if reason is None else [reason])
     assert len(stuck(snapshot)) == (reason is not None)
 
 
-def test_a_push_that_was_lost_while_it_was_silent_is_told_until_its_run_ends() -> None:
+def test_push_lost_while_silent_stays_stuck_until_its_run_ends() -> None:
     lost = replace(PUSH, silent_s=11.0, ended_ns=at(2))
     assert "until its connection ended at 2026-01-01T00:02:00Z" in stuck(node(lost))[0]
     assert '`rt rest /close-session --data \'{"session": "feed"}\'`' in stuck(node(lost))[0]
@@ -83,7 +83,7 @@ def test_a_push_that_was_lost_while_it_was_silent_is_told_until_its_run_ends() -
     ],
     ids=["connected elsewhere", "another session", "of an unreachable node", "of this node, before"],
 )
-def test_a_push_that_only_this_node_has_lost_is_not_called_stuck(
+def test_push_lost_by_this_node_is_not_stuck_while_another_node_reports_it(
     node_name: str, session: str, reasons: list[str]
 ) -> None:
     """The network between them is cut. Closing the session, as the alarm advises, would end a live one."""
@@ -95,13 +95,13 @@ def test_a_push_that_only_this_node_has_lost_is_not_called_stuck(
     assert [why for _, why in stalls_of(node(replace(lost, ended_ns=0), told=told))] == ["silent"]
 
 
-def test_while_no_leader_is_known_every_push_waits_and_none_is_called_stuck() -> None:
+def test_waiting_push_is_not_stuck_while_leader_or_state_is_unknown() -> None:
     waiting = replace(PUSH, waiting_bytes=1, stalled_s=60.0)
     assert stuck(node(waiting, told=standing(leader=""))) == []
     assert stuck(node(waiting, state=None)) == []
 
 
-def test_the_alarm_names_session_node_and_the_next_command() -> None:
+def test_stuck_push_alarm_names_session_node_and_next_command() -> None:
     (silent,) = stuck(node(replace(PUSH, silent_s=7.0)))
     assert "The push of session feed has reported nothing to n1 for 7 s" in silent
     assert "`rt pushes list`" in silent
@@ -125,7 +125,7 @@ def test_the_alarm_names_session_node_and_the_next_command() -> None:
     ],
     ids=["after a gap", "of known numbers", "it is being merged", "the first of its id", "without an id"],
 )
-def test_a_session_that_may_wait_for_numbers_of_its_dedup_id_is_told_how_they_come(
+def test_unmerged_push_alarm_names_next_number_only_after_gap_in_dedup_id(
     dedup_id: str | None, consumed: ConsumedEnd | None, position: int, is_told: bool
 ) -> None:
     """Of `d1`, 40 is next. A new directory under the same name would wait for this one, so it cannot help."""
@@ -136,7 +136,7 @@ def test_a_session_that_may_wait_for_numbers_of_its_dedup_id_is_told_how_they_co
     assert ("another session, with another name" in text) == is_told
 
 
-def test_many_stuck_pushes_of_one_certificate_do_not_hide_those_of_others() -> None:
+def test_stuck_pushes_of_one_certificate_do_not_hide_those_of_others() -> None:
     many = [replace(PUSH, session=f"feed~{number}", silent_s=HUNG_S) for number in range(1000)]
     other = replace(PUSH, identity=OTHER, session="other", silent_s=HUNG_S)
     texts = stuck(node(*many, other))
@@ -147,7 +147,7 @@ def test_many_stuck_pushes_of_one_certificate_do_not_hide_those_of_others() -> N
     assert 'rt_stuck_pushes{reason="silent"} 1001' in exposition(metrics_of(node(*many, other)))
 
 
-def test_a_stuck_push_is_counted_by_its_reason_and_does_not_lag_as_well() -> None:
+def test_stuck_push_is_counted_by_reason_and_raises_no_replication_lag_alarm() -> None:
     snapshot = node(replace(PUSH, unmerged_s=40.0, lag_ns=40 * 10**9))
     assert "replication-lag" not in {one.name for one in alarms_of(snapshot)}
     text = exposition(metrics_of(snapshot))

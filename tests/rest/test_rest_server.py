@@ -1,3 +1,5 @@
+"""The REST and health servers: certificates, roles, HTTP methods and bodies, limits, and restarts."""
+
 from __future__ import annotations
 
 import asyncio
@@ -77,7 +79,7 @@ async def until(condition: Callable[[], bool]) -> None:
 # Who may ask what
 
 
-def test_a_connection_is_believed_until_its_certificate_ends(
+def test_open_connection_gets_403_after_client_certificate_expires(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(served: Served) -> None:
@@ -97,7 +99,7 @@ def test_a_connection_is_believed_until_its_certificate_ends(
 @pytest.mark.parametrize(
     ("name", "role"), [("op", "operator"), ("sub", "subscriber"), ("feed", "publisher"), ("n1", "node")]
 )
-def test_a_role_reads_what_the_list_says_and_nothing_else(name: str, role: str, run: Any) -> None:
+def test_role_reads_only_endpoints_listed_for_it(name: str, role: str, run: Any) -> None:
     async def check(served: Served) -> None:
         for endpoint in ENDPOINTS:
             status, _, body = await get(served, endpoint.path, name)
@@ -112,7 +114,7 @@ def test_a_role_reads_what_the_list_says_and_nothing_else(name: str, role: str, 
     run(check)
 
 
-def test_clients_get_what_is_their_own(run: Any) -> None:
+def test_clients_endpoint_returns_only_own_clients_to_non_operators(run: Any) -> None:
     async def check(served: Served) -> None:
         served.clients.start_push(PUBLISHER, PushHello("s", "feed", b"\1" * 16))
         served.pull.pulls[1] = Pull(SUBSCRIBER, "ipv4:1.2.3.4:5", PullMerged(), 1)
@@ -125,7 +127,7 @@ def test_clients_get_what_is_their_own(run: Any) -> None:
     run(check)
 
 
-def test_a_certificate_of_another_stream_gets_nothing(run: Any) -> None:
+def test_certificate_of_another_stream_gets_403_on_every_path(run: Any) -> None:
     async def check(served: Served) -> None:
         for path in (*(endpoint.path for endpoint in ENDPOINTS), "/nothing"):
             status, _, body = await get(served, path, "stranger")
@@ -134,7 +136,7 @@ def test_a_certificate_of_another_stream_gets_nothing(run: Any) -> None:
     run(check)
 
 
-def test_without_a_certificate_of_our_ca_there_is_no_answer(run: Any, pki: Path, tmp_path: Path) -> None:
+def test_connection_without_certificate_of_own_ca_gets_no_answer(run: Any, pki: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     init_ca(other)
     issue(other, OPERATOR)
@@ -157,7 +159,7 @@ def test_without_a_certificate_of_our_ca_there_is_no_answer(run: Any, pki: Path,
     run(check)
 
 
-def test_the_port_without_certificates_has_health_and_metrics_only(run: Any) -> None:
+def test_port_without_certificates_serves_only_health_and_metrics(run: Any) -> None:
     async def check(served: Served) -> None:
         for path in ("/readiness", "/liveness", "/metrics"):
             answer = await ask(served.health_port, f"GET {path} HTTP/1.0\r\n\r\n".encode())
@@ -173,7 +175,7 @@ def test_the_port_without_certificates_has_health_and_metrics_only(run: Any) -> 
 # What is asked
 
 
-def test_what_is_unknown_is_told_by_a_typed_error(run: Any) -> None:
+def test_unknown_path_or_invalid_parameter_returns_typed_error(run: Any) -> None:
     async def check(served: Served) -> None:
         status, headers, body = await get(served, "/nothing/here?x=1")
         assert (status, headers["Content-Type"]) == (404, "application/json")
@@ -193,7 +195,7 @@ def test_what_is_unknown_is_told_by_a_typed_error(run: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_other_methods_are_refused_with_the_ones_that_are_there(method: str, run: Any) -> None:
+def test_unsupported_method_returns_405_with_allowed_methods(method: str, run: Any) -> None:
     async def check(served: Served) -> None:
         status, headers, body = await get(served, "/status", method=method)
         assert (status, body["error"], headers["Allow"]) == (405, "MethodNotAllowed", "GET, HEAD")
@@ -202,7 +204,7 @@ def test_other_methods_are_refused_with_the_ones_that_are_there(method: str, run
     run(check)
 
 
-def test_head_is_get_without_the_body(run: Any) -> None:
+def test_head_returns_headers_of_get_without_body(run: Any) -> None:
     async def check(served: Served) -> None:
         for path in ("/log-history", "/docs", "/latest-out-position"):
             _, got, body = await get(served, path)
@@ -215,7 +217,7 @@ def test_head_is_get_without_the_body(run: Any) -> None:
     run(check)
 
 
-def test_reading_changes_nothing(run: Any) -> None:
+def test_get_requests_do_not_change_replicated_state(run: Any) -> None:
     async def check(served: Served) -> None:
         before = encode_state(served.data.follower.state)
         for endpoint in ENDPOINTS:
@@ -225,7 +227,7 @@ def test_reading_changes_nothing(run: Any) -> None:
     run(check)
 
 
-def test_answers_tell_nothing_of_the_software_and_load_nothing(run: Any) -> None:
+def test_response_headers_hide_server_software_and_restrict_content(run: Any) -> None:
     async def check(served: Served) -> None:
         _, headers, _ = await get(served, "/docs")
         assert headers["Server"] == "rt"
@@ -236,7 +238,7 @@ def test_answers_tell_nothing_of_the_software_and_load_nothing(run: Any) -> None
     run(check)
 
 
-def test_readiness_is_503_as_soon_as_the_leader_is_gone(run: Any) -> None:
+def test_readiness_returns_503_while_no_leader_is_known(run: Any) -> None:
     async def check(served: Served) -> None:
         assert (await get(served, "/readiness"))[0] == 200
         served.data.follower.standing.leader = ""
@@ -263,7 +265,7 @@ def test_readiness_is_503_as_soon_as_the_leader_is_gone(run: Any) -> None:
     ],
     ids=["header", "line", "headers", "garbage", "length", "method", "smuggling"],
 )
-def test_what_is_no_request_within_bounds_is_answered_400_counted_and_cut_off(
+def test_malformed_or_oversized_request_gets_400_and_is_counted(
     content: bytes, run: Any, logged: Callable[[str], list[str]]
 ) -> None:
     async def check(served: Served) -> None:
@@ -285,7 +287,7 @@ def test_what_is_no_request_within_bounds_is_answered_400_counted_and_cut_off(
     run(check)
 
 
-def test_a_body_is_refused_however_large(run: Any) -> None:
+def test_get_with_body_of_any_size_is_rejected_with_400(run: Any) -> None:
     async def check(served: Served) -> None:
         status, headers, body = await get(served, "/status", data=b"{}")
         assert (status, body["what"]) == (400, "this path accepts no request body")
@@ -320,7 +322,7 @@ GOOD = b'{"name": "late"}'
     ],
     ids=["whole", "chunked"],
 )
-def test_an_operator_changes_something_with_a_body_of_json(content: bytes, run: Any) -> None:
+def test_operator_post_with_json_body_is_applied(content: bytes, run: Any) -> None:
     async def check(served: Served) -> None:
         answer = await ask(served.rest_port, content, served.context("op"))
 
@@ -330,7 +332,7 @@ def test_an_operator_changes_something_with_a_body_of_json(content: bytes, run: 
     run(check)
 
 
-def test_who_waits_to_be_asked_for_the_body_is_asked(run: Any) -> None:
+def test_expect_100_continue_is_answered_before_body_is_sent(run: Any) -> None:
     async def check(served: Served) -> None:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", served.rest_port, ssl=served.context("op")
@@ -345,7 +347,7 @@ def test_who_waits_to_be_asked_for_the_body_is_asked(run: Any) -> None:
     run(check)
 
 
-def test_a_peer_that_hangs_up_within_its_body_does_nothing_and_is_no_internal_error(
+def test_disconnect_within_body_runs_no_command_and_logs_no_internal_error(
     run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check(served: Served) -> None:
@@ -362,7 +364,7 @@ def test_a_peer_that_hangs_up_within_its_body_does_nothing_and_is_no_internal_er
 
 
 @pytest.mark.parametrize("name", ["sub", "op"])
-def test_a_body_without_end_is_read_to_the_bound_and_no_farther(name: str, run: Any) -> None:
+def test_endless_body_is_rejected_and_connection_closed(name: str, run: Any) -> None:
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -412,7 +414,7 @@ async def listening(
     [b"", b"GET /liveness HTTP/1.1\r\nHos", b"GET /liveness HTTP/1.1\r\nHost: x\r\n\r\n"],
     ids=["silent", "half a header", "idle after a request"],
 )
-def test_a_peer_that_makes_no_request_is_cut_off(content: bytes) -> None:
+def test_idle_peer_is_disconnected_after_header_timeout(content: bytes) -> None:
     async def check() -> None:
         async with listening(headers_s=0.5) as (listener, _):
             answer = b""
@@ -424,7 +426,7 @@ def test_a_peer_that_makes_no_request_is_cut_off(content: bytes) -> None:
     asyncio.run(check())
 
 
-def test_headers_that_drip_do_not_keep_a_connection() -> None:
+def test_slowly_sent_headers_do_not_keep_connection_open() -> None:
     async def check() -> None:
         async with listening(headers_s=0.2) as (listener, _):
             _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
@@ -440,7 +442,7 @@ def test_headers_that_drip_do_not_keep_a_connection() -> None:
     asyncio.run(check())
 
 
-def test_a_peer_that_does_not_read_its_answer_is_cut_off() -> None:
+def test_peer_not_reading_its_response_is_disconnected() -> None:
     def much(_: RequestContext) -> Response:
         return Response("x" * 50_000_000)
 
@@ -456,7 +458,7 @@ def test_a_peer_that_does_not_read_its_answer_is_cut_off() -> None:
     asyncio.run(check())
 
 
-def test_a_large_answer_arrives_whole_at_a_peer_that_is_slower_than_a_header_may_be() -> None:
+def test_large_response_reaches_peer_slower_than_header_timeout() -> None:
     def much(_: RequestContext) -> Response:
         return Response("x" * 20_000_000)
 
@@ -476,7 +478,7 @@ def test_a_large_answer_arrives_whole_at_a_peer_that_is_slower_than_a_header_may
     asyncio.run(check())
 
 
-def test_at_the_bound_the_oldest_idle_connection_gives_way() -> None:
+def test_oldest_idle_connection_is_closed_at_connection_limit() -> None:
     async def check() -> None:
         async with listening(connections_max=3) as (listener, _):
             idle = []
@@ -497,7 +499,7 @@ def test_at_the_bound_the_oldest_idle_connection_gives_way() -> None:
     asyncio.run(check())
 
 
-def test_silent_peers_in_the_handshake_shut_nobody_out(run: Any) -> None:
+def test_silent_peers_in_tls_handshake_do_not_block_other_clients(run: Any) -> None:
     async def check(served: Served) -> None:
         silent = []
         for _ in range(3 * HANDSHAKES_MAX):
@@ -533,7 +535,7 @@ def held() -> Iterator[Held]:
     made.go.set()
 
 
-def test_so_many_requests_are_answered_at_a_time_and_more_are_told_to_come_again(held: Held) -> None:
+def test_request_above_concurrency_limit_gets_503_with_retry_after(held: Held) -> None:
     async def check() -> None:
         endpoint = replace(ENDPOINTS[0], path="/held", view=held, may_be_large=True)
         async with listening((endpoint, *ENDPOINTS)) as (listener, app):
@@ -554,7 +556,7 @@ def test_so_many_requests_are_answered_at_a_time_and_more_are_told_to_come_again
     asyncio.run(check())
 
 
-def test_one_identity_with_many_slow_requests_keeps_no_other_from_its_own(held: Held, run: Any) -> None:
+def test_slow_requests_of_one_identity_do_not_block_other_identities(held: Held, run: Any) -> None:
     async def check(served: Served) -> None:
         served.rest._pool.submit(held.go.wait)  # What may be large waits behind it.
         app = served.rest.answering["rest"]
@@ -573,7 +575,7 @@ def test_one_identity_with_many_slow_requests_keeps_no_other_from_its_own(held: 
     run(check)
 
 
-def test_many_requests_at_once_on_one_connection_and_on_many_are_all_answered(run: Any) -> None:
+def test_pipelined_requests_on_many_connections_are_all_answered(run: Any) -> None:
     async def check(served: Served) -> None:
         content = b"GET /liveness HTTP/1.1\r\nHost: x\r\n\r\n" * 50
         content += b"GET /liveness HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -586,7 +588,7 @@ def test_many_requests_at_once_on_one_connection_and_on_many_are_all_answered(ru
 # What goes wrong here
 
 
-def test_what_is_broken_goes_to_the_log_and_not_to_the_caller(
+def test_internal_error_is_logged_and_not_disclosed_to_caller(
     caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]]
 ) -> None:
     def broken(_: RequestContext) -> Response:
@@ -606,7 +608,7 @@ def test_what_is_broken_goes_to_the_log_and_not_to_the_caller(
     assert logged("sequencer") == ["rest_failed path='/broken'"]
 
 
-def test_a_peer_that_hangs_up_writes_nothing_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_disconnect_of_peer_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     app = App(Dispatcher((), node_view, ThreadPoolExecutor(1), stream=None))
     logger = app._http_logger()
     for error in (ConnectionResetError("the peer is gone"), RuntimeError("ours")):
@@ -618,7 +620,7 @@ def test_a_peer_that_hangs_up_writes_nothing_to_the_log(caplog: pytest.LogCaptur
     assert [found[0] for found in ours if found] == [RuntimeError]
 
 
-def test_a_port_that_is_taken_is_served_as_soon_as_it_is_free(
+def test_occupied_port_is_served_once_it_is_free(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sequencer.rest.http.listener.AGAIN_S", 0.01)
@@ -637,7 +639,7 @@ def test_a_port_that_is_taken_is_served_as_soon_as_it_is_free(
     asyncio.run(check())
 
 
-def test_certificates_are_replaced_without_a_restart(
+def test_certificates_are_reloaded_without_restart(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sequencer.data.http_servers.POLL_S", 0.02)
@@ -667,7 +669,7 @@ def test_certificates_are_replaced_without_a_restart(
     asyncio.run(check())
 
 
-def test_closing_ends_connections_and_frees_the_ports(pki: Path, tmp_path: Path) -> None:
+def test_close_ends_connections_and_frees_ports(pki: Path, tmp_path: Path) -> None:
     async def check() -> None:
         async with asyncio.timeout(WAIT_S):
             async with serving(pki, tmp_path) as served:

@@ -1,4 +1,4 @@
-"""REST through the gRPC port: the same answers as on the REST port, over loopback mTLS, and `rt rest`."""
+"""Requests to the REST API through the gRPC port, with mutual TLS, and the command `rt rest`."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("name", ["op", "sub", "feed", "n1"])
-def test_a_certificate_gets_what_it_gets_on_the_rest_port(pki: Path, tmp_path: Path, name: str) -> None:
+def test_tunnel_response_equals_rest_port_response_for_each_certificate(
+    pki: Path, tmp_path: Path, name: str
+) -> None:
     async def work() -> None:
         async with serving(pki, tmp_path) as served:
             answering = served.rest.answering["rest"]
@@ -127,7 +129,7 @@ def test_a_certificate_gets_what_it_gets_on_the_rest_port(pki: Path, tmp_path: P
     run(work)
 
 
-def test_an_operator_changes_what_it_may_on_the_rest_port_and_nobody_else_does(
+def test_configuration_change_is_allowed_for_operator_and_returns_403_for_subscriber(
     pki: Path, tmp_path: Path
 ) -> None:
     async def work() -> None:
@@ -146,7 +148,7 @@ def test_an_operator_changes_what_it_may_on_the_rest_port_and_nobody_else_does(
     run(work)
 
 
-def test_a_certificate_of_another_stream_is_refused_at_the_door(pki: Path) -> None:
+def test_certificate_of_another_stream_raises_certificate_error(pki: Path) -> None:
     async def work() -> None:
         said = Said()
         async with tunnelled(pki, said) as (endpoint, _):
@@ -157,7 +159,7 @@ def test_a_certificate_of_another_stream_is_refused_at_the_door(pki: Path) -> No
     run(work)
 
 
-def test_an_answer_may_be_larger_than_any_other_message(pki: Path) -> None:
+def test_tunnel_returns_body_of_5_mib(pki: Path) -> None:
     async def work() -> None:
         async with tunnelled(pki, Said(bytes(5 * 2**20))) as (endpoint, _):
             answer = await ask([endpoint], tls_of(pki, "op"), "GET", "/log-history")
@@ -166,7 +168,7 @@ def test_an_answer_may_be_larger_than_any_other_message(pki: Path) -> None:
     run(work)
 
 
-def test_a_target_that_is_too_long_is_refused(pki: Path, tmp_path: Path) -> None:
+def test_request_target_too_long_returns_400(pki: Path, tmp_path: Path) -> None:
     async def work() -> None:
         async with (
             serving(pki, tmp_path) as served,
@@ -179,7 +181,7 @@ def test_a_target_that_is_too_long_is_refused(pki: Path, tmp_path: Path) -> None
     run(work)
 
 
-def test_calls_of_one_certificate_are_counted_until_they_end(pki: Path) -> None:
+def test_concurrent_requests_per_certificate_are_limited_until_they_end(pki: Path) -> None:
     async def work() -> None:
         said = Said()
         said.may_answer.clear()
@@ -201,7 +203,7 @@ def test_calls_of_one_certificate_are_counted_until_they_end(pki: Path) -> None:
     run(work)
 
 
-def test_a_node_that_only_starts_says_so_and_another_is_asked(pki: Path) -> None:
+def test_starting_node_raises_error_and_next_endpoint_is_asked(pki: Path) -> None:
     async def work() -> None:
         said = Said()
         async with tunnelled(pki, None) as (starting, _), tunnelled(pki, said) as (endpoint, _):
@@ -214,7 +216,7 @@ def test_a_node_that_only_starts_says_so_and_another_is_asked(pki: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_node_that_is_away_is_followed_by_the_next(pki: Path, method: str) -> None:
+def test_unreachable_node_is_skipped_for_next_endpoint(pki: Path, method: str) -> None:
     async def work() -> None:
         said, away = Said(), f"localhost:{free_port()}"
         async with tunnelled(pki, said) as (endpoint, _):
@@ -230,7 +232,7 @@ def test_a_node_that_is_away_is_followed_by_the_next(pki: Path, method: str) -> 
     run(work)
 
 
-def test_what_may_have_been_done_is_asked_of_no_other_node(pki: Path) -> None:
+def test_post_is_not_retried_on_another_node_after_connection_breaks(pki: Path) -> None:
     async def work() -> None:
         broken, other = Said(), Said()
         broken.failure = Unreachable("the connection broke")
@@ -254,7 +256,7 @@ def test_what_may_have_been_done_is_asked_of_no_other_node(pki: Path) -> None:
     ],
     ids=["theirs", "ours"],
 )
-def test_a_certificate_that_is_refused_is_told_apart_from_a_node_that_is_away(
+def test_rejected_certificate_raises_different_error_than_unreachable_node(
     pki: Path, tmp_path: Path, ours: tuple[str, str], why: str, method: str
 ) -> None:
     elsewhere = make_pki(tmp_path)
@@ -327,7 +329,7 @@ def wait_only_for_others(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
-def test_a_post_reaches_at_most_one_node_however_slow_connections_are(
+def test_post_reaches_at_most_one_node_when_connections_are_slow(
     pki: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     async def work() -> None:
@@ -354,7 +356,7 @@ def test_a_post_reaches_at_most_one_node_however_slow_connections_are(
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_node_that_does_not_connect_in_time_is_left_for_the_next_one(
+def test_node_not_connected_within_timeout_is_skipped_for_next_endpoint(
     pki: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     async def work() -> None:
@@ -376,14 +378,14 @@ def test_a_node_that_does_not_connect_in_time_is_left_for_the_next_one(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"[" * 10**5, b'"x"', b'{"error": 1}', b"\xff", b"{}"])
-def test_an_answer_that_tells_no_error_is_one_by_its_status_alone(body: bytes) -> None:
+def test_response_body_without_error_object_is_judged_by_status_alone(body: bytes) -> None:
     assert check(RestResponse(200, "application/json", body)).body == body
     assert error_in(RestResponse(200, "application/json", b'{"error": "Timeout", "what": "x"}')) is None
     with pytest.raises(RtError, match="503"):
         check(RestResponse(503, "application/json", body), where="n1:5002")
 
 
-def test_an_error_keeps_its_class_and_its_sentence() -> None:
+def test_error_response_keeps_class_and_message() -> None:
     told = {"error": "Timeout", "what": "it took long", "where": None, "got": None, "expected": "1 s"}
     with pytest.raises(Timeout, match="expected 1 s") as caught:
         check(RestResponse(504, "application/json", json.dumps(told).encode()), where="n1")
@@ -444,21 +446,19 @@ def invoke(*arguments: str, **more: Any) -> Result:
 
 
 @pytest.mark.parametrize("target", ["/log-history?limit=2", "log-history?limit=2"])
-def test_the_command_writes_the_answer_of_the_first_node_that_gives_one(
-    node: Node, pki: Path, target: str
-) -> None:
+def test_rest_command_prints_response_of_first_reachable_node(node: Node, pki: Path, target: str) -> None:
     result = invoke(target, *options(node, pki))
     assert result.exit_code == 0
     assert [one["logPos"] for one in json.loads(result.stdout)] == [0, 100]
 
 
-def test_the_command_posts_what_it_is_given(node: Node, pki: Path) -> None:
+def test_rest_command_posts_given_data(node: Node, pki: Path) -> None:
     result = invoke("/configuration", "--data", '{"rollMinutes": 7}', *options(node, pki))
     assert json.loads(result.stdout)["rollMinutes"] == 7
     assert json.loads(invoke("/configuration", *options(node, pki)).stdout)["rollMinutes"] == 7
 
 
-def test_what_is_refused_is_a_sentence_on_stderr_and_status_1(
+def test_rest_command_error_is_printed_to_stderr_and_exits_with_1(
     node: Node, pki: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["rest", "/status", *options(node, pki, "sub")]) == 1
@@ -476,7 +476,7 @@ def test_what_is_refused_is_a_sentence_on_stderr_and_status_1(
     assert "503" in err
 
 
-def test_options_of_the_command_may_stand_in_the_environment(node: Node, pki: Path) -> None:
+def test_rest_command_reads_options_from_environment(node: Node, pki: Path) -> None:
     words = options(node, pki)
     environment = {
         f"RT_REST_{name[2:].upper()}": value for name, value in zip(words[::2], words[1::2], strict=True)
@@ -495,11 +495,11 @@ def test_options_of_the_command_may_stand_in_the_environment(node: Node, pki: Pa
         ["/status", "--endpoints", "localhost:1", "--insecure", "--data", "{"],
     ],
 )
-def test_misuse_of_the_command_is_said(arguments: list[str]) -> None:
+def test_rest_command_with_invalid_options_exits_with_2(arguments: list[str]) -> None:
     assert invoke(*arguments).exit_code == 2
 
 
-def test_the_method_is_where_the_protocol_has_it() -> None:
+def test_rest_method_constant_matches_protobuf_service() -> None:
     from rt.v1 import rest_pb2
 
     service = rest_pb2.DESCRIPTOR.services_by_name["Rest"]

@@ -1,3 +1,5 @@
+"""The responses of the REST endpoints, computed from a snapshot of a node."""
+
 from __future__ import annotations
 
 import json
@@ -64,7 +66,7 @@ def body(answer: Response) -> Any:
 # /log-history
 
 
-def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_growing_one() -> None:
+def test_log_history_lists_segments_oldest_first_including_trimmed_and_active() -> None:
     found = body(log_history(asked()))
 
     assert [one["state"] for one in found] == ["trimmed", "sealed", "sealed", "active"]
@@ -96,7 +98,7 @@ def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_g
     }
 
 
-def test_log_history_is_the_same_on_every_node() -> None:
+def test_log_history_is_identical_on_every_node() -> None:
     here = body(log_history(asked()))
     there = node_view(node="n2", standing=standing(node="n2", leader=""), merging=None, clients=())
 
@@ -135,7 +137,7 @@ def test_log_history_is_the_same_on_every_node() -> None:
         ("state=sealed&limit=1&offset=1", [2]),
     ],
 )
-def test_log_history_leaves_out_what_was_not_asked_for(query: str, wanted: list[int]) -> None:
+def test_log_history_is_filtered_by_query(query: str, wanted: list[int]) -> None:
     pairs = [tuple(part.replace("%2B", "+").split("=")) for part in query.split("&") if part]
     parsed = parse_query(pairs, HISTORY.parameters)  # type: ignore[arg-type]
 
@@ -144,14 +146,14 @@ def test_log_history_leaves_out_what_was_not_asked_for(query: str, wanted: list[
     assert [one["logPath"] for one in found] == [f"s/merged/log.0.{roll}" for roll in wanted]
 
 
-def test_a_stream_without_a_message_has_an_empty_history() -> None:
+def test_log_history_is_empty_and_latest_position_minus_1_for_stream_without_messages() -> None:
     node = node_view(state=SequencerState(b"\1" * 16))
 
     assert body(log_history(asked(node))) == []
     assert body(latest_out_position(asked(node))) == {"latestOutPosition": -1}
 
 
-def test_a_clock_behind_the_sequencing_time_makes_no_negative_age() -> None:
+def test_log_age_of_inactive_segments_is_zero_if_clock_precedes_sequencing_time() -> None:
     found = body(log_history(asked(node_view(now_ns=T0))))
 
     assert [one["logAge"] for one in found] == [0, 0, 0, -1]
@@ -160,11 +162,11 @@ def test_a_clock_behind_the_sequencing_time_makes_no_negative_age() -> None:
 # Others
 
 
-def test_the_latest_out_position_is_that_of_the_last_message() -> None:
+def test_latest_out_position_is_position_of_last_message() -> None:
     assert body(latest_out_position(asked())) == {"latestOutPosition": 359}
 
 
-def test_what_needs_the_cluster_says_try_again_before_there_is_one() -> None:
+def test_views_of_cluster_state_return_retriable_503_before_node_joins() -> None:
     for state in (None, SequencerState(bytes(16))):
         node = node_view(state=state)
         for view in (
@@ -184,7 +186,7 @@ def test_what_needs_the_cluster_says_try_again_before_there_is_one() -> None:
         assert body(cluster_views.status(asked(node)))["cluster"] == ""
 
 
-def test_status_tells_members_by_name_and_the_node_that_answers() -> None:
+def test_status_lists_members_by_name_and_details_of_answering_node() -> None:
     found = body(cluster_views.status(asked(node_view(merging=MergeStatus(16, 340, 300)))))
 
     assert [(one["name"], one["isLeader"], one["isConnected"]) for one in found["members"]] == [
@@ -201,7 +203,7 @@ def test_status_tells_members_by_name_and_the_node_that_answers() -> None:
     assert found["node"]["version"] == rt.__version__
 
 
-def test_sessions_are_told_by_id_with_what_is_merged_of_them() -> None:
+def test_sessions_are_listed_by_id_with_merged_progress() -> None:
     first, second = body(client_views.sessions(asked()))
 
     assert (first["id"], first["isSuperseded"], first["isConnected"]) == (1, True, False)
@@ -214,7 +216,7 @@ def test_sessions_are_told_by_id_with_what_is_merged_of_them() -> None:
     assert second["isConnected"]
 
 
-def test_sessions_can_be_asked_for_by_name_and_page() -> None:
+def test_sessions_are_filtered_by_name_and_paged() -> None:
     assert body(client_views.sessions(asked(name="nobody"))) == []
     assert [one["id"] for one in body(client_views.sessions(asked(name="feed", offset=1)))] == [2]
 
@@ -231,13 +233,13 @@ def test_sessions_can_be_asked_for_by_name_and_page() -> None:
         (None, []),
     ],
 )
-def test_who_is_no_operator_sees_only_clients_of_its_own_role_and_name(
+def test_non_operator_sees_only_clients_of_its_own_role_and_name(
     identity: Identity | None, wanted: list[str]
 ) -> None:
     assert [one["name"] for one in body(client_views.clients(asked(None, identity)))] == wanted
 
 
-def test_a_client_tells_how_far_it_is_behind() -> None:
+def test_client_reports_position_and_lag() -> None:
     feed, sub, other = body(client_views.clients(asked()))
 
     assert (feed["position"], feed["lag"], feed["session"]) == (55, 5, "feed")
@@ -257,14 +259,14 @@ def test_a_client_tells_how_far_it_is_behind() -> None:
         ("limit=1&offset=1", ["sub"]),
     ],
 )
-def test_clients_can_be_asked_for_by_kind_name_and_page(query: str, wanted: list[str]) -> None:
+def test_clients_are_filtered_by_query_and_paged(query: str, wanted: list[str]) -> None:
     clients = next(one for one in ENDPOINTS if one.path == "/rt-clients")
     parsed = parse_query([tuple(part.split("=")) for part in query.split("&")], clients.parameters)  # type: ignore[misc]
 
     assert [one["name"] for one in body(client_views.clients(asked(**parsed)))] == wanted
 
 
-def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
+def test_client_reports_directory_of_log_it_writes_or_reads() -> None:
     pushing = ClientConnection(PUBLISHER, "", "feed", T0, incarnation=b"\2" * 16)
     unknown = ClientConnection(PUBLISHER, "", "feed~new", T0, incarnation=b"\3" * 16)
     merged = ClientConnection(SUBSCRIBER, "", None, T0)
@@ -284,7 +286,7 @@ def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
 # What is kept, and for whom
 
 
-def test_holds_are_told_by_name_with_what_they_keep() -> None:
+def test_holds_are_listed_by_name_with_retained_bytes() -> None:
     late, sub = body(admin_views.holds(asked()))
 
     assert late == {
@@ -308,11 +310,11 @@ def test_holds_are_told_by_name_with_what_they_keep() -> None:
         (None, []),
     ],
 )
-def test_a_subscriber_sees_its_own_hold_alone(identity: Identity | None, wanted: list[str]) -> None:
+def test_subscriber_sees_only_its_own_hold(identity: Identity | None, wanted: list[str]) -> None:
     assert [one["name"] for one in body(admin_views.holds(asked(None, identity)))] == wanted
 
 
-def test_tables_are_told_with_their_owner_and_size() -> None:
+def test_lease_tables_are_listed_with_owner_and_size() -> None:
     node = asked().node
     told = body(admin_views.lease_tables(RequestContext(node, OPERATOR)))
     row = {"name": "app/queue/gone", "owner": "", "commits": 3, "rows": 1, "bytes": 135}
@@ -323,7 +325,7 @@ def test_tables_are_told_with_their_owner_and_size() -> None:
     assert told == [{**row, "owner": "h1~a"}]
 
 
-def test_leases_are_told_by_name_with_owner_and_token() -> None:
+def test_leases_are_listed_by_name_with_owner_and_token() -> None:
     node = asked().node
     assert node.state is not None
     node.state.leases = {
@@ -341,7 +343,7 @@ def test_leases_are_told_by_name_with_owner_and_token() -> None:
     }
 
 
-def test_dedup_clients_are_told_by_id_with_what_is_wanted_and_who_brings_it() -> None:
+def test_dedup_clients_are_listed_by_id_with_next_number_and_sessions() -> None:
     first, second = body(client_views.dedup_clients(asked()))
 
     assert (first["dedupId"], first["wanted"]) == ("d1", 40)
@@ -359,7 +361,7 @@ def test_dedup_clients_are_told_by_id_with_what_is_wanted_and_who_brings_it() ->
     assert second == {"dedupId": "d2", "wanted": 7, "sessions": []}
 
 
-def test_a_publisher_sees_the_dedup_ids_of_its_certificate_and_of_them_its_own_sessions() -> None:
+def test_publisher_sees_dedup_ids_of_its_certificate_and_only_its_own_sessions() -> None:
     feed = Identity("s", "publisher", "feed", frozenset({"d1", "d9"}))
     other = Identity("s", "publisher", "other", frozenset({"d1"}))
 
@@ -372,13 +374,13 @@ def test_a_publisher_sees_the_dedup_ids_of_its_certificate_and_of_them_its_own_s
     assert seen(PUBLISHER) == []
 
 
-def test_one_dedup_id_is_asked_for_by_name() -> None:
+def test_dedup_clients_are_filtered_by_name() -> None:
     (found,) = body(client_views.dedup_clients(asked(name="d2")))
     assert found["dedupId"] == "d2"
     assert body(client_views.dedup_clients(asked(name="d2~a"))) == []
 
 
-def test_the_archive_is_told_against_its_policy() -> None:
+def test_status_reports_retention_configuration_and_alarms() -> None:
     status = body(cluster_views.status(asked()))
 
     assert status["retention"] == {
@@ -417,26 +419,26 @@ READY = MergeStatus(17, 360, 350)
         ({"merging": replace(READY, damage="a bad block")}, "the merged log is corrupt"),
     ],
 )
-def test_one_obstacle_makes_a_node_not_ready(changes: dict[str, Any], obstacle: str) -> None:
+def test_readiness_returns_503_with_the_single_obstacle(changes: dict[str, Any], obstacle: str) -> None:
     answer = cluster_views.readiness(asked(node_view(**changes), None))
 
     assert answer == Response(Readiness(False, [obstacle]), 503)
 
 
-def test_a_node_that_follows_merges_and_keeps_up_is_ready() -> None:
+def test_readiness_returns_200_for_leader_or_follower_that_keeps_up() -> None:
     for role, leader in (("follower", "n2"), ("leader", "n1")):
         node = node_view(standing=standing(role=role, leader=leader))
         assert cluster_views.readiness(asked(node, None)) == Response(Readiness(True, []))
 
 
-def test_a_node_that_knows_nothing_yet_is_not_ready_but_alive() -> None:
+def test_node_without_any_state_is_alive_but_not_ready() -> None:
     blank = NodeSnapshot("s", "n1", NOW, T0, pb.Standing(), is_control_up=False)
 
     assert cluster_views.readiness(asked(blank, None)).status == 503
     assert cluster_views.liveness(asked(blank, None)).status == 200
 
 
-def test_a_node_far_behind_is_not_ready() -> None:
+def test_node_with_too_much_lag_is_not_ready() -> None:
     state = history()
     state.merged = replace(state.merged, offset=LAG_BYTES_MAX + 600)
 
@@ -448,7 +450,7 @@ def test_a_node_far_behind_is_not_ready() -> None:
     assert (ready(300), ready(301), ready(360)) == (503, 200, 200)
 
 
-def test_what_has_failed_is_not_alive() -> None:
+def test_liveness_returns_503_with_reason_after_failure() -> None:
     for changes, reason in (
         ({"failure": "x"}, "the data process has failed"),
         ({"merging": replace(READY, failure="x")}, "the merger has failed"),
@@ -461,7 +463,7 @@ def test_what_has_failed_is_not_alive() -> None:
         assert obstacle.startswith(reason)
 
 
-def test_what_the_port_without_certificates_tells_of_a_failure_is_no_detail_of_it() -> None:
+def test_public_endpoints_reveal_no_failure_details() -> None:
     node = node_view(failure="/secret/path", merging=replace(READY, failure="/secret/path"))
 
     for endpoint in ENDPOINTS:
@@ -477,7 +479,7 @@ def test_what_the_port_without_certificates_tells_of_a_failure_is_no_detail_of_i
     trimmed=st.integers(0, 6),
     position=st.integers(0, 60),
 )
-def test_bytes_behind_are_those_of_the_messages_that_are_missing(
+def test_retained_bytes_from_position_equal_size_of_untrimmed_messages(
     sizes: list[tuple[int, int]], trimmed: int, position: int
 ) -> None:
     segments, first = [], 0
@@ -518,7 +520,7 @@ def test_bytes_behind_are_those_of_the_messages_that_are_missing(
         ([("to", "2026-01-01T00:00:00 01:00")], "Encode + as %2B."),
     ],
 )
-def test_a_parameter_that_cannot_be_read_is_named(pairs: list[tuple[str, str]], message: str) -> None:
+def test_invalid_query_parameter_is_named_in_error(pairs: list[tuple[str, str]], message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_query(pairs, HISTORY.parameters)
     assert message in str(caught.value)
@@ -529,7 +531,7 @@ def test_a_parameter_that_cannot_be_read_is_named(pairs: list[tuple[str, str]], 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda one: one.path)
 @pytest.mark.parametrize("node", ["whole", "blank"])
-def test_every_answer_is_as_its_schema_says(endpoint: Any, node: str) -> None:
+def test_endpoint_response_matches_its_schema(endpoint: Any, node: str) -> None:
     blank = NodeSnapshot("s", "n1", NOW, T0, pb.Standing())
     try:
         answer = endpoint.view(asked(node_view() if node == "whole" else blank))
@@ -541,7 +543,7 @@ def test_every_answer_is_as_its_schema_says(endpoint: Any, node: str) -> None:
     Draft202012Validator(msgspec.json.schema(endpoint.answer)).validate(made)
 
 
-def test_a_schema_refuses_fields_that_it_does_not_know() -> None:
+def test_schema_rejects_unknown_fields() -> None:
     answer = {**body(latest_out_position(asked())), "more": 1}
 
     assert not Draft202012Validator(msgspec.json.schema(LatestOutPosition)).is_valid(answer)

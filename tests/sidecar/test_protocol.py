@@ -1,4 +1,4 @@
-"""What a client and its push and pull processes tell each other: every error comes across as itself."""
+"""Lines between a client and its push and pull processes, their settings and their position files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ reports = st.builds(
 @given(
     st.sampled_from(KINDS), st.text(), st.none() | st.text(), st.none() | st.integers(), st.none() | st.text()
 )
-def test_an_error_comes_across_as_itself(
+def test_error_report_round_trips_with_type_and_text(
     kind: type[rt.RtError], what: str, where: str | None, got: int | None, hint: str | None
 ) -> None:
     error = kind(what, where=where, got=got, hint=hint)
@@ -84,7 +84,7 @@ def test_an_error_comes_across_as_itself(
     assert str(report.error) == str(error)
 
 
-def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
+def test_corrupt_error_keeps_path_and_offset_and_gap_becomes_rt_error() -> None:
     damaged = decode_line(
         encode_line(ErrorReported.of(rt.Corrupt("bad", path="/a/log.0.0", offset=7))), PullReport
     )
@@ -123,12 +123,12 @@ def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
         ),
     ],
 )
-def test_what_is_not_understood_is_nothing(said: bytes) -> None:
+def test_malformed_pull_report_line_decodes_to_none(said: bytes) -> None:
     assert decode_line(said, PullReport) is None
 
 
 @given(st.sampled_from(["Event", "SkipForward", "__name__", "TYPE_CHECKING", "Damaged", "int", ""]))
-def test_a_line_makes_no_other_error_than_one_of_ours(name: str) -> None:
+def test_error_report_of_unknown_kind_decodes_to_rt_error(name: str) -> None:
     report = decode_line(
         json.dumps({"type": "failed", "kind": name, "texts": {"what": "w"}}).encode(), PullReport
     )
@@ -136,7 +136,7 @@ def test_a_line_makes_no_other_error_than_one_of_ours(name: str) -> None:
     assert type(report.error) is rt.RtError
 
 
-def test_only_what_a_new_start_may_mend_is_tried_again() -> None:
+def test_failure_is_lasting_unless_restart_may_fix_it() -> None:
     for again in (rt.DirectoryLocked("held"), rt.DiskFull("full"), None):
         for status in (1, -9, 143):
             assert lasting(status, again) is None
@@ -155,13 +155,13 @@ class FakeTLS:
     "wrong",
     [{"endpoints": ()}, {"retention": "never"}, {"topics": ("a\0b",)}, {"endpoints": ("n\0:1",)}],
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_pull_settings_raise_value_error(wrong: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"stream": "s", "endpoints": ("n1:1",), "tls": FakeTLS()}
     with pytest.raises(ValueError):
         PullSettings(**(settings | wrong))
 
 
-def test_options_cannot_be_taken_for_others() -> None:
+def test_pull_command_joins_option_values_with_equals_sign() -> None:
     settings = PullSettings("s", ("n1:1", "n2:1"), FakeTLS(), 7, ("--ca", ""), "own", "sub")  # type: ignore[arg-type]
     command = settings.command("/copy")
     assert command[1:6] == ["-m", "rt", "pull", "/copy", "--attached"]
@@ -169,7 +169,7 @@ def test_options_cannot_be_taken_for_others() -> None:
     assert "--endpoints=n1:1,n2:1" in command
 
 
-def test_a_position_is_kept_whole_or_refused(tmp_path: Path) -> None:
+def test_stored_position_is_valid_or_rejected(tmp_path: Path) -> None:
     path = str(tmp_path / "position")
     assert read_position(REAL, path, TRIMMABLE) is None
     for epoch in (None, 0, 2**24 - 1):
@@ -190,7 +190,7 @@ def test_a_position_is_kept_whole_or_refused(tmp_path: Path) -> None:
             read_position(REAL, path, TRIMMABLE)
 
 
-def test_a_position_of_a_newer_rt_is_refused_and_stays(tmp_path: Path) -> None:
+def test_stored_position_of_newer_version_is_rejected_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "position"
     write_position(REAL, str(path), TRIMMABLE, 7)
     path.write_bytes(newer := sealed(path.read_bytes()[:8] + b"\x02" + path.read_bytes()[9:]))
@@ -200,14 +200,14 @@ def test_a_position_of_a_newer_rt_is_refused_and_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [None, 90])
-def test_what_no_node_has_good_bytes_of_comes_across(end: int | None) -> None:
+def test_report_of_no_good_bytes_round_trips_and_negative_start_decodes_to_none(end: int | None) -> None:
     report = NoGoodBytes(7, end, "n1: damaged")
     assert decode_line(encode_line(report), PullReport) == report
     assert decode_line(b'{"type": "corrupt", "start": -1, "end": null, "why": ""}', PullReport) is None
 
 
 @given(reports)
-def test_a_report_arrives_with_the_types_and_texts_of_its_errors(report: PushReported) -> None:
+def test_push_report_round_trips_with_types_and_texts_of_its_errors(report: PushReported) -> None:
     arrived = decode_line(encode_line(report), PushLine)
     assert arrived == report
     assert (type(arrived.error), str(arrived.error)) == (type(report.error), str(report.error))
@@ -216,14 +216,14 @@ def test_a_report_arrives_with_the_types_and_texts_of_its_errors(report: PushRep
 
 @settings(max_examples=20)
 @given(st.lists(lines_said, max_size=5), st.integers(1, 20))
-def test_what_is_said_arrives_however_it_is_cut(said: list[PushLine], size: int) -> None:
+def test_push_lines_arrive_whole_however_the_stream_is_split(said: list[PushLine], size: int) -> None:
     data = b"".join(map(encode_line, said))
     lines = LineBuffer()
     got = [line for at in range(0, len(data), size) for line in lines.take(data[at : at + size])]
     assert [decode_line(line, PushLine) for line in got] == said
 
 
-def test_a_path_that_is_no_unicode_arrives() -> None:
+def test_non_unicode_path_round_trips_in_push_request() -> None:
     said = PushRequested(1, "/\udcff", "s", ("a:1",), "ca", "cert", "key")
     assert decode_line(encode_line(said), PushLine) == said
 
@@ -242,11 +242,11 @@ def test_a_path_that_is_no_unicode_arrives() -> None:
         b"\xff",
     ],
 )
-def test_a_line_that_says_nothing_known_is_none(line: bytes) -> None:
+def test_malformed_push_line_decodes_to_none(line: bytes) -> None:
     assert decode_line(line, PushLine) is None
 
 
-def test_what_never_ends_uses_bounded_memory() -> None:
+def test_unterminated_line_is_buffered_up_to_line_bytes_max() -> None:
     lines = LineBuffer()
     for _ in range(3):
         assert lines.take(bytes(LINE_BYTES_MAX // 2 + 1)) == []

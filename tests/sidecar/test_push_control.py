@@ -1,4 +1,4 @@
-"""What `rt pushes` and push processes say to each other."""
+"""Requests and answers between `rt pushes` and push processes, and how their sockets are found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ answers = st.one_of(
 
 
 @given(requests, answers)
-def test_what_is_said_is_one_line_and_comes_back(
+def test_request_and_answer_round_trip_as_one_line(
     request: ListRequested | StopRequested, answer: PushesListed | StopAnswered
 ) -> None:
     for line in (encode_request(request), encode_answer(answer)):
@@ -44,12 +44,12 @@ def test_what_is_said_is_one_line_and_comes_back(
 @pytest.mark.parametrize(
     "line", [b"", b"\n", b"{", b"[1]", b"{}", b'{"stop": 1}', b'{"list": false}', b"[" * 100_000, b"\xff"]
 )
-def test_nonsense_is_unknown(line: bytes) -> None:
+def test_malformed_request_or_answer_line_decodes_to_none(line: bytes) -> None:
     assert decode_request(line) is None
     assert decode_answer(line) is None
 
 
-def test_only_sockets_of_push_processes_are_found() -> None:
+def test_socket_list_includes_only_listening_sockets_of_push_processes() -> None:
     name = socket_name(uid=7, pid=12)
     table = "\n".join(
         [

@@ -1,4 +1,4 @@
-"""A push process: which one serves a session, what it is told, and what happens when it dies."""
+"""Push processes: assignment of sessions, messages to a process, its dismissal, and restart if it dies."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ heard.write(b"end\\n")
         ([5, 4, 9], 1, 1),
     ],
 )
-def test_the_one_with_the_fewest_is_chosen_and_another_one_only_where_all_are_busy(
+def test_session_is_assigned_to_least_loaded_process_or_new_one_if_all_are_busy(
     loads: list[int], processes_max: int, chosen: int
 ) -> None:
     assert choose(loads, processes_max=processes_max) == chosen
 
 
-def test_many_sessions_are_spread_evenly() -> None:
+def test_200_sessions_are_spread_evenly_over_two_processes() -> None:
     loads: list[int] = []
     for _ in range(200):
         at = choose(loads, processes_max=2)
@@ -99,7 +99,7 @@ def running(heard: Path, request: pytest.FixtureRequest) -> Iterator[PushProcess
         os.waitpid(child.pid, 0)
 
 
-def test_it_has_nothing_to_do_before_its_first_session(running: PushProcess) -> None:
+def test_push_process_is_not_started_before_its_first_session(running: PushProcess) -> None:
     running.step(1.0)
     assert (running.pid, running.is_over, running.is_settled, running.due_in(1.0)) == (None, True, True, None)
     running.finish(1)
@@ -107,7 +107,7 @@ def test_it_has_nothing_to_do_before_its_first_session(running: PushProcess) -> 
 
 
 @pytest.mark.slow
-def test_it_serves_until_told_that_a_session_has_ended_and_is_dismissed_when_idle(
+def test_push_process_serves_sessions_until_they_finish_and_is_dismissed_when_idle(
     running: PushProcess, heard: Path
 ) -> None:
     for number in (1, 2):
@@ -134,7 +134,7 @@ def test_it_serves_until_told_that_a_session_has_ended_and_is_dismissed_when_idl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [("deaf",)], indirect=True)
-def test_one_that_dies_is_started_again_after_a_pause_and_told_of_all_that_are_left(
+def test_killed_push_process_restarts_after_pause_and_receives_remaining_sessions(
     running: PushProcess, heard: Path
 ) -> None:
     for number in (1, 2):
@@ -154,7 +154,7 @@ def test_one_that_dies_is_started_again_after_a_pause_and_told_of_all_that_are_l
 
 
 @pytest.mark.slow
-def test_one_that_cannot_be_started_is_tried_again(heard: Path) -> None:
+def test_push_process_start_is_retried_after_failure(heard: Path) -> None:
     process = PushProcess(lambda _: None, ["/no/such/program"])
     process.serve(a_session(1))
     process.step(now := time.monotonic())

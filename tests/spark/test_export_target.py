@@ -1,4 +1,4 @@
-"""The target of an export: a part is there once, wherever the export was killed."""
+"""The target of an export holds each part exactly once, whenever exports are killed or run concurrently."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def export(storage: LocalFilesystem, texts: list[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Killing, Copying])
-def test_a_part_is_there_once_whenever_the_export_was_killed(tmp_path: Path, kind: type[Killing]) -> None:
+def test_part_is_exported_exactly_once_after_kill_at_any_step(tmp_path: Path, kind: type[Killing]) -> None:
     texts = ["one", "two", "three"]
     kills = 0
     for after in range(60):
@@ -115,7 +115,7 @@ def test_a_part_is_there_once_whenever_the_export_was_killed(tmp_path: Path, kin
     assert kills > 15
 
 
-def test_of_two_exports_to_one_target_the_first_one_stops(tmp_path: Path) -> None:
+def test_older_export_raises_write_conflict_after_newer_one_opens_target(tmp_path: Path) -> None:
     first, second = ExportTarget(LocalFilesystem(str(tmp_path))), ExportTarget(LocalFilesystem(str(tmp_path)))
     first.open()
     second.open()
@@ -141,7 +141,7 @@ class Overtaken(LocalFilesystem):
 
 
 @pytest.mark.parametrize("is_faster", [True, False])
-def test_who_is_overtaken_at_the_last_moment_spoils_nothing(tmp_path: Path, is_faster: bool) -> None:
+def test_overtaken_export_leaves_target_consistent_in_commit_race(tmp_path: Path, is_faster: bool) -> None:
     """The other one has begun, and has exported the same positions, or has not got so far."""
     storage = Overtaken(str(tmp_path))
     first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
@@ -199,7 +199,7 @@ class Slow(LocalFilesystem):
         self._passed(path)
 
 
-def test_no_file_is_lost_if_two_exports_rename_the_same_ones(tmp_path: Path) -> None:
+def test_concurrent_exports_renaming_same_files_lose_none(tmp_path: Path) -> None:
     """The second one arrives while the first has looked at a file, and has not renamed it yet."""
     storage = Slow(str(tmp_path))
     first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
@@ -210,7 +210,7 @@ def test_no_file_is_lost_if_two_exports_rename_the_same_ones(tmp_path: Path) -> 
     assert seen(tmp_path) == {place: ["one"] for place in PLACES}
 
 
-def test_what_a_later_export_has_staged_is_kept(tmp_path: Path) -> None:
+def test_files_staged_by_later_export_are_kept(tmp_path: Path) -> None:
     """The first one stops for a while when its part is complete."""
     storage = Slow(str(tmp_path))
     first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
@@ -228,7 +228,7 @@ def test_what_a_later_export_has_staged_is_kept(tmp_path: Path) -> None:
     assert seen(tmp_path) == {place: ["one", "two"] for place in PLACES}
 
 
-def test_a_file_is_created_by_the_first_one_also_where_there_are_no_links(
+def test_storage_create_keeps_first_file_even_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_links(source: str, target: str) -> None:
@@ -243,7 +243,7 @@ def test_a_file_is_created_by_the_first_one_also_where_there_are_no_links(
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == {"one": b"1", "two": b"1"}
 
 
-def test_what_is_known_of_many_parts_does_not_grow_for_ever(tmp_path: Path) -> None:
+def test_part_descriptions_are_limited_to_newest_100(tmp_path: Path) -> None:
     target = ExportTarget(LocalFilesystem(str(tmp_path)))
     target.open()
     for number in range(103):
@@ -253,7 +253,7 @@ def test_what_is_known_of_many_parts_does_not_grow_for_ever(tmp_path: Path) -> N
     assert len(list((tmp_path / STATE).glob("part-*.moved"))) == 100
 
 
-def test_a_description_that_does_not_verify_is_an_error(tmp_path: Path) -> None:
+def test_part_description_with_bad_checksum_raises_corrupt(tmp_path: Path) -> None:
     export(LocalFilesystem(str(tmp_path)), ["one"])
     (path,) = (tmp_path / STATE).glob("part-*.json")
     path.write_bytes(path.read_bytes().replace(b'"end": 1', b'"end": 7'))
@@ -262,7 +262,9 @@ def test_a_description_that_does_not_verify_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", [{"start": 0, "end": 1}, {**PART, "new": 1}, {**PART, "moves": 7}, []])
-def test_a_description_of_another_rt_is_refused_by_its_name(tmp_path: Path, record: Any) -> None:
+def test_part_description_of_another_version_raises_unknown_version_with_file_name(
+    tmp_path: Path, record: Any
+) -> None:
     path = tmp_path / STATE / f"part-{0:020d}.json"
     path.parent.mkdir()
     path.write_bytes(encode_record(record))
@@ -273,7 +275,7 @@ def test_a_description_of_another_rt_is_refused_by_its_name(tmp_path: Path, reco
 
 
 @pytest.mark.parametrize("path", ["target", "target/below"])
-def test_a_target_that_is_a_file_is_named_as_the_cause(tmp_path: Path, path: str) -> None:
+def test_target_path_at_or_below_a_file_raises_storage_failed(tmp_path: Path, path: str) -> None:
     (tmp_path / "target").touch()
     target = ExportTarget(LocalFilesystem(str(tmp_path / path)))
     for call in (target.last, target.open):
@@ -281,7 +283,7 @@ def test_a_target_that_is_a_file_is_named_as_the_cause(tmp_path: Path, path: str
             call()
 
 
-def test_a_file_that_is_missing_of_a_part_is_an_error(tmp_path: Path) -> None:
+def test_missing_staged_file_of_part_raises_corrupt(tmp_path: Path) -> None:
     storage = Killing(str(tmp_path), 3)  # The second change is the description, the third the first move.
     with pytest.raises(Killed):
         export(storage, ["one"])
@@ -295,7 +297,7 @@ def test_a_file_that_is_missing_of_a_part_is_an_error(tmp_path: Path) -> None:
     ("target", "local"),
     [("/data/x", True), ("file:/data/x", True), ("file:///data/x", True), ("hdfs://n/x", False), ("x", True)],
 )
-def test_a_target_is_a_directory_or_a_url_of_hadoop(target: str, local: bool) -> None:
+def test_target_is_local_directory_or_hadoop_url(target: str, local: bool) -> None:
     assert is_local(target) == local
     if target.endswith("/data/x"):
         storage: Any = open_storage(target, None)

@@ -1,4 +1,4 @@
-"""The column `headers`: read from logs, and checked and packed on its way to one. Without Spark."""
+"""The `headers` column of the Spark source and sink: read, checked, packed and spooled, without Spark."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def as_rows(messages: Sequence[rt.Message]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("bytes_max", [BYTES_MAX, 4096, 1])
-def test_the_headers_are_those_of_each_message_and_null_if_it_has_none(
+def test_headers_column_has_headers_of_each_message_or_null(
     feeds: Feeds, monkeypatch: pytest.MonkeyPatch, bytes_max: int
 ) -> None:
     monkeypatch.setattr(arrow_batches, "BYTES_MAX", bytes_max)
@@ -89,7 +89,7 @@ def test_the_headers_are_those_of_each_message_and_null_if_it_has_none(
     assert rows(feeds.path, 0, end, ALL, topics=frozenset("u")) == as_rows(of_topic)
 
 
-def test_large_headers_make_record_batches_of_bounded_size(
+def test_large_headers_give_record_batches_of_bounded_size(
     feeds: Feeds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bytes_max = 2**20
@@ -103,7 +103,7 @@ def test_large_headers_make_record_batches_of_bounded_size(
     assert all(batch.nbytes <= 1.1 * bytes_max for batch in made)
 
 
-def test_headers_of_messages_that_a_filter_leaves_out_do_not_pile_up(
+def test_headers_of_filtered_out_messages_do_not_accumulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a row keeps in memory is counted: the headers of its whole batch."""
@@ -126,7 +126,7 @@ def test_headers_of_messages_that_a_filter_leaves_out_do_not_pile_up(
     feeds.close()
 
 
-def test_a_log_without_headers_has_nulls(tmp_path: Path) -> None:
+def test_headers_column_of_log_without_headers_is_null(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.fill(5)
     found = rows(feeds.path, 0, len(feeds.rows()), ("headers",))
@@ -149,7 +149,7 @@ def source(path: str, columns: str, **options: str) -> tuple[list[str], list[dic
     return [part.split()[0] for part in str(data_source.schema()).split(", ")], found
 
 
-def test_include_headers_adds_a_column(feeds: Feeds) -> None:
+def test_include_headers_option_adds_column(feeds: Feeds) -> None:
     plain = ["position", "timestamp", "session", "number", "topic", "value"]
     wanted = [{"headers": row["headers"]} for row in as_rows(feeds.rows())]
     assert source(feeds.path, "headers", includeHeaders="true") == ([*plain, "headers"], wanted)
@@ -157,7 +157,7 @@ def test_include_headers_adds_a_column(feeds: Feeds) -> None:
     assert source(feeds.path, "position", includeheaders="FALSE")[0] == plain
 
 
-def test_include_headers_needs_the_column_in_a_schema(feeds: Feeds) -> None:
+def test_include_headers_option_is_rejected_if_invalid_or_schema_has_no_column(feeds: Feeds) -> None:
     with pytest.raises(
         rt.InvalidOption, match="includeHeaders is true, but the schema has no column headers"
     ):
@@ -179,19 +179,19 @@ def column(headers: Sequence[Headers | None]) -> pa.Array:
 
 
 @given(st.lists(st.none() | DRAWN_HEADERS, max_size=12), st.integers(0, 5))
-def test_packed_headers_come_back(headers: list[Headers | None], start: int) -> None:
+def test_packed_headers_round_trip(headers: list[Headers | None], start: int) -> None:
     packed = pack_headers(column(headers)[start:], start)
     packed.validate(full=True)
     assert [unpack_headers(each) for each in packed.to_pylist()] == [each or () for each in headers[start:]]
 
 
-def test_more_headers_than_the_cache_takes_come_back() -> None:
+def test_headers_exceeding_cache_size_round_trip() -> None:
     headers = tuple((f"key{n}", bytes([n]) * 100) for n in range(HEADERS_MAX))
     (packed,) = pack_headers(column([headers]), 0).to_pylist()
     assert unpack_headers(packed) == headers
 
 
-def test_types_with_large_offsets_are_taken() -> None:
+def test_header_types_with_large_offsets_are_accepted() -> None:
     large = pa.large_list(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
     packed = pack_headers(column(DRAWN).cast(large), 0)
     assert [unpack_headers(each) for each in packed.to_pylist()] == list(DRAWN)
@@ -226,9 +226,7 @@ INVALID_TEXT = pa.Array.from_buffers(
         ),
     ],
 )
-def test_headers_that_a_log_cannot_hold_are_refused_with_their_row(
-    tmp_path: Path, given: pa.Array, error: str
-) -> None:
+def test_invalid_headers_are_rejected_with_row_number(tmp_path: Path, given: pa.Array, error: str) -> None:
     before = pa.record_batch([pa.array([b"v"] * 40)], names=["value"])
     batch = pa.record_batch([pa.array([b"v"] * len(given)), given], names=["value", "headers"])
     with Spool(str(tmp_path), None) as spool, pytest.raises(rt.InvalidHeader, match=error) as found:
@@ -236,7 +234,7 @@ def test_headers_that_a_log_cannot_hold_are_refused_with_their_row(
     assert found.value.where == "column headers, row 41"
 
 
-def test_the_most_headers_and_bytes_are_taken() -> None:
+def test_maximum_number_and_bytes_of_headers_are_accepted() -> None:
     most = tuple(("k", b"") for _ in range(HEADERS_MAX))
     large = (("big", bytes(HEADERS_BYTES_MAX - 3)),)
     packed = pack_headers(column([most, large]), 0)
@@ -254,7 +252,7 @@ def spooled(path: Path, headers: Sequence[Headers | None]) -> Spool:
     return spool
 
 
-def test_rows_come_back_with_their_headers_in_either_order(tmp_path: Path) -> None:
+def test_spooled_rows_keep_their_headers_in_any_order(tmp_path: Path) -> None:
     headers = [None, *DRAWN, *DRAWN[::-1]]
     made = [SpooledRow(b"v", "t", None, each or ()) for each in headers]
     with spooled(tmp_path, headers) as spool:
@@ -263,7 +261,7 @@ def test_rows_come_back_with_their_headers_in_either_order(tmp_path: Path) -> No
         assert list(spool.rows(order)) == [made[at] for at in order]
 
 
-def test_a_repeated_partition_with_other_headers_is_refused(tmp_path: Path) -> None:
+def test_repeated_partition_with_other_headers_raises_write_conflict(tmp_path: Path) -> None:
     first: list[Headers | None] = [(("a", b"1"), ("b", b"2")), None, (("a", b"1"),)]
     others: list[list[Headers | None]] = [
         [(("a", b"1"), ("b", b"3")), None, (("a", b"1"),)],
@@ -285,14 +283,14 @@ def test_a_repeated_partition_with_other_headers_is_refused(tmp_path: Path) -> N
                 order_of(one.digests, changed.digests, where="here")
 
 
-def test_rows_without_headers_have_the_same_digests_as_without_the_column(tmp_path: Path) -> None:
+def test_rows_with_empty_headers_have_same_digests_as_rows_without_headers_column(tmp_path: Path) -> None:
     with spooled(tmp_path, [None, (), None]) as one, Spool(str(tmp_path), "t") as plain:
         plain.fill([pa.record_batch([pa.array([b"v"] * 3)], names=["value"])])
         assert one.digests == plain.digests
         assert list(one.rows(None)) == list(plain.rows(None))
 
 
-def test_what_belongs_to_headers_does_not_belong_to_a_topic_or_a_value(tmp_path: Path) -> None:
+def test_row_digest_distinguishes_headers_from_topic_and_value(tmp_path: Path) -> None:
     (packed,) = pack_headers(column([(("a", b"b"),)]), 0).to_pylist()
     found = set()
     for value, topic, own in [(b"", "", (("a", b"b"),)), (packed, "", ()), (b"", packed.decode(), ())]:
@@ -302,7 +300,7 @@ def test_what_belongs_to_headers_does_not_belong_to_a_topic_or_a_value(tmp_path:
     assert len(found) == 3
 
 
-def test_a_column_of_headers_has_the_type_that_is_read() -> None:
+def test_headers_column_of_wrong_type_is_rejected() -> None:
     check_written_columns([("value", "binary"), ("headers", HEADERS_KIND)], topic=None)
     for kind in ("array<struct<key:string,value:string>>", "map<string,binary>"):
         with pytest.raises(rt.InvalidOption) as error:

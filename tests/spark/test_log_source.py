@@ -1,4 +1,4 @@
-"""Where a log in a directory ends, as the driver of a query asks for it again and again."""
+"""The end of a local merged log, as the driver of a Spark query asks for it repeatedly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def merge_unsynced(feeds: Feeds) -> int:
     return feeds.log.position
 
 
-def test_synced_messages_are_not_read_to_find_the_end(feeds: Feeds, log: LocalLog, reads: list[int]) -> None:
+def test_log_end_is_found_without_reading_all_synced_messages(
+    feeds: Feeds, log: LocalLog, reads: list[int]
+) -> None:
     low, before = log.bounds()
     for _ in range(2):
         publish(feeds, MEGABYTES)
@@ -71,7 +73,7 @@ def test_synced_messages_are_not_read_to_find_the_end(feeds: Feeds, log: LocalLo
     assert end == before + 2 * MEGABYTES
 
 
-def test_what_is_not_synced_yet_is_offered_when_it_verifies(feeds: Feeds, log: LocalLog) -> None:
+def test_unsynced_messages_are_offered_only_after_they_verify(feeds: Feeds, log: LocalLog) -> None:
     publish(feeds, 6)
     feeds.merge()
     publish(feeds, 1)
@@ -86,7 +88,7 @@ def test_what_is_not_synced_yet_is_offered_when_it_verifies(feeds: Feeds, log: L
     fresh.close()
 
 
-def test_a_synced_message_that_is_not_there_is_damage(feeds: Feeds, log: LocalLog) -> None:
+def test_missing_bytes_of_synced_message_raise_corrupt(feeds: Feeds, log: LocalLog) -> None:
     publish(feeds, 6)
     feeds.merge()
     with open(f"{feeds.path}/log.0.0", "r+b") as file:

@@ -1,4 +1,4 @@
-"""Every operator inside of a group: the same on Spark as in the engine, with each micro-batch run twice.
+"""Every operator inside a group: same results on Spark as in the engine, with each micro-batch run twice.
 
 One job runs all examples of `operator_examples`. The key of a message is the name of the example. Each
 micro-batch is cut short after its results are made, before they count, and is run again by a new query.
@@ -211,7 +211,7 @@ def on_spark(spark: SparkSession, job: SparkJob, checkpoint: str) -> list[str]:
     return [each for _, (found, _) in sorted(attempts.items()) for each in found]
 
 
-def test_every_operator_emits_the_same_at_the_same_times_on_spark(
+def test_every_operator_emits_same_results_at_same_times_on_spark_and_in_engine(
     spark: SparkSession, log: str, tmp_path: Path
 ) -> None:
     source = {"path": log, "maxOffsetsPerTrigger": str(LIMIT)}
@@ -231,9 +231,7 @@ def fed_now(root: Path) -> str:
     return merged_log(root, [(0, "a", hot("1")[0]), (0, "b", hot("2")[0])])
 
 
-def test_timers_of_the_processing_time_fire_when_no_message_comes(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_processing_time_timers_fire_without_new_messages(spark: SparkSession, tmp_path: Path) -> None:
     delayed = Source("in").pipe(
         ops.where(lambda message: message.topic == "examples"),
         ops.map(lambda message: (*json.loads(message.value), message.headers)),
@@ -261,7 +259,7 @@ def test_timers_of_the_processing_time_fire_when_no_message_comes(
     assert min(number for number, _ in found) > 0
 
 
-def test_an_error_of_the_query_is_one_line_that_names_the_key(spark: SparkSession, tmp_path: Path) -> None:
+def test_query_error_is_reported_with_its_cause_and_key(spark: SparkSession, tmp_path: Path) -> None:
     failing = Source("in").pipe(
         ops.where(lambda message: message.topic == "examples"),
         ops.group_by(lambda message: json.loads(message.value)[0]),

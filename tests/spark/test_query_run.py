@@ -1,4 +1,4 @@
-"""`rt query run --spark`: each result is in the merged log once, also if the driver is killed."""
+"""`rt query run --spark`: each result is in the merged log exactly once, even if the driver is killed."""
 
 from __future__ import annotations
 
@@ -108,9 +108,7 @@ def done(checkpoint: Path) -> int:
     return sum(1 for _ in (checkpoint / "commits").glob("[0-9]*"))
 
 
-def test_the_results_of_a_killed_job_are_merged_once_and_are_those_of_the_engine(
-    sink: Sink, tmp_path: Path
-) -> None:
+def test_killed_spark_job_merges_each_result_once_and_equal_to_engine(sink: Sink, tmp_path: Path) -> None:
     log, values = orders(tmp_path / "log")
     checkpoint = tmp_path / "checkpoint"
     options = sink.options(NAME)

@@ -1,4 +1,4 @@
-"""Rows that come again in another order are published in the first one; other rows are refused."""
+"""Rows repeated in another order are published in the first order; different rows are rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def digests(of: list[tuple[bytes, str, int | None]]) -> bytes:
 
 
 @given(rows, st.data())
-def test_the_same_rows_are_put_into_the_order_they_had_first(
+def test_repeated_rows_are_restored_to_their_first_order(
     first: list[tuple[bytes, str, int | None]], data: st.DataObject
 ) -> None:
     again = data.draw(st.permutations(first))
@@ -29,7 +29,7 @@ def test_the_same_rows_are_put_into_the_order_they_had_first(
 
 
 @given(rows, rows)
-def test_other_rows_are_refused(
+def test_repeated_rows_with_different_content_raise_write_conflict(
     first: list[tuple[bytes, str, int | None]], again: list[tuple[bytes, str, int | None]]
 ) -> None:
     if sorted(map(repr, first)) == sorted(map(repr, again)):
@@ -38,6 +38,6 @@ def test_other_rows_are_refused(
         order_of(digests(first), digests(again), where="here")
 
 
-def test_what_belongs_to_a_topic_does_not_belong_to_a_value() -> None:
+def test_row_digest_distinguishes_topic_from_value() -> None:
     alike = digests_of([b"ab", b"b", b"", b"", b""], [b"", b"a", b"ab", b"", b""], [1, 1, 1, None, 0])
     assert len({alike[at : at + 16] for at in range(0, len(alike), 16)}) == 5

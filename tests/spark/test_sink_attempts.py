@@ -1,4 +1,4 @@
-"""Attempts of one task against real nodes: half done and dead, in another order, on another disk, late."""
+"""Attempts of one Spark task against real nodes: killed midway, reordered, on another disk, or late."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def dead(sink: Sink, disk: Path, **more: Any) -> None:
     assert found.returncode == -signal.SIGKILL, found.stderr
 
 
-def test_a_task_that_died_half_done_is_finished_elsewhere_in_the_order_it_began_with(
+def test_task_killed_midway_is_finished_on_another_disk_in_its_first_order(
     sink: Sink, tmp_path: Path
 ) -> None:
     rows = {"name": "half", "seed": 1}
@@ -76,7 +76,7 @@ def test_a_task_that_died_half_done_is_finished_elsewhere_in_the_order_it_began_
     assert sink.written("half", 0, 2 * COUNT) == rows_of(1, COUNT) + rows_of(2, COUNT)
 
 
-def test_late_rows_of_a_dead_disk_are_not_published_again(sink: Sink, tmp_path: Path) -> None:
+def test_late_rows_of_dead_disk_are_not_published_again(sink: Sink, tmp_path: Path) -> None:
     rows = {"name": "late", "seed": 3, "partition": 1}
     dead(sink, tmp_path / "one", **rows, lost=True)
     assert done(sink, tmp_path / "two", **rows, shuffle=1) == [0, COUNT]
@@ -86,7 +86,7 @@ def test_late_rows_of_a_dead_disk_are_not_published_again(sink: Sink, tmp_path: 
     assert sink.written("late", 1, COUNT) == rows_of(3, COUNT)
 
 
-def test_attempts_that_run_at_once_publish_each_row_once_in_one_order(sink: Sink, tmp_path: Path) -> None:
+def test_concurrent_attempts_publish_each_row_once_in_one_order(sink: Sink, tmp_path: Path) -> None:
     rows = {"name": "twins", "seed": 7, "partition": 2}
     with ThreadPoolExecutor(3) as pool:
         disks = [tmp_path / "one", tmp_path / "two", tmp_path / "one"]
@@ -99,7 +99,9 @@ def test_attempts_that_run_at_once_publish_each_row_once_in_one_order(sink: Sink
     assert sink.written("twins", 2, COUNT) in orders
 
 
-def test_a_repeated_task_with_other_rows_is_refused_and_publishes_nothing(sink: Sink, tmp_path: Path) -> None:
+def test_repeated_task_with_other_rows_raises_write_conflict_and_publishes_none(
+    sink: Sink, tmp_path: Path
+) -> None:
     rows = {"name": "other", "seed": 4}
     dead(sink, tmp_path / "one", **rows, die_at=10)
     with pytest.raises(rt.WriteConflict, match="the write was repeated with other rows") as error:
@@ -109,7 +111,7 @@ def test_a_repeated_task_with_other_rows_is_refused_and_publishes_nothing(sink: 
     assert sink.written("other", 0, COUNT) == rows_of(4, COUNT)
 
 
-def test_a_repeated_task_with_other_headers_is_refused_and_the_same_ones_are_merged_once(
+def test_repeated_task_with_other_headers_is_rejected_and_with_same_ones_merged_once(
     sink: Sink, tmp_path: Path
 ) -> None:
     rows = {"name": "headers", "seed": 8, "headers": "first"}
@@ -122,7 +124,7 @@ def test_a_repeated_task_with_other_headers_is_refused_and_the_same_ones_are_mer
     assert found == [(row[0], headers_of(row, "first")) for row in rows_of(8, COUNT)]
 
 
-def test_a_lost_ledger_is_an_error_before_rows_count_as_merged(sink: Sink, tmp_path: Path) -> None:
+def test_lost_ledger_raises_write_conflict_before_rows_are_dropped(sink: Sink, tmp_path: Path) -> None:
     rows = {"name": "ledger", "seed": 5}
     done(sink, tmp_path / "one", **rows, finish=True)
     (sink.ledger / "ledger").rename(sink.ledger / "ledger-before")
@@ -131,7 +133,7 @@ def test_a_lost_ledger_is_an_error_before_rows_count_as_merged(sink: Sink, tmp_p
     assert sink.written("ledger", 0, COUNT) == rows_of(5, COUNT)
 
 
-def test_a_certificate_without_a_dedup_id_is_refused(sink: Sink, tmp_path: Path) -> None:
+def test_certificate_without_dedup_id_raises_certificate_error(sink: Sink, tmp_path: Path) -> None:
     plain = sink.nodes.certificate("publisher", "plain")
     options = sink.options("plain", path=str(tmp_path)) | {"cert": str(plain.cert), "key": str(plain.key)}
     with pytest.raises(rt.CertificateError, match="the certificate cannot be used to write from Spark"):

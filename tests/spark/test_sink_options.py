@@ -1,4 +1,4 @@
-"""The options of writes: their meaning, and the errors for invalid ones."""
+"""The options of Spark writes: their meaning, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_option_names_are_case_insensitive() -> None:
     ("checkpoint", "ledger"),
     [("/ck/q/", "/ck/q/rt"), ("file:/ck/q", "/ck/q/rt"), ("file:///ck/q", "/ck/q/rt")],
 )
-def test_a_streams_ledger_is_in_its_checkpoint(checkpoint: str, ledger: str) -> None:
+def test_ledger_of_streaming_write_defaults_to_its_checkpoint(checkpoint: str, ledger: str) -> None:
     given = {**GIVEN, "ledger": "", "checkpointLocation": checkpoint, "queryName": "q"}
     assert parse_write_options(given, streaming=True).ledger == ledger
 
@@ -53,6 +53,6 @@ def test_a_streams_ledger_is_in_its_checkpoint(checkpoint: str, ledger: str) -> 
         ({"kafka.bootstrap.servers": "k:9092"}, "kafka.bootstrap.servers → endpoints"),
     ],
 )
-def test_an_invalid_write_option_is_refused_by_name(change: dict[str, str], error: str) -> None:
+def test_invalid_write_option_is_rejected_by_name(change: dict[str, str], error: str) -> None:
     with pytest.raises(rt.InvalidOption, match=error):
         parse_write_options(GIVEN | change, streaming=True)

@@ -1,4 +1,4 @@
-"""`rt log compare --spark`: whatever breaks a promise is found, within a segment and where two meet."""
+"""`rt log compare --spark`: broken guarantees are found within a segment and between adjacent segments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def all_found(feeds: Feeds) -> list[FoundSegment]:
     return [look(feeds.path, segment) for segment in segments(feeds)]
 
 
-def test_a_log_that_keeps_its_promises_has_no_problem(feeds: Feeds) -> None:
+def test_valid_log_has_no_problems(feeds: Feeds) -> None:
     found = all_found(feeds)
     assert [one.problems for one in found] == [[]] * 4
     assert list(join(found)) == []
@@ -57,13 +57,13 @@ def test_a_log_that_keeps_its_promises_has_no_problem(feeds: Feeds) -> None:
     assert {who.session for one in found for who in one.declared.values()} == {"a", "b", "c"}
 
 
-def test_a_missing_segment_between_others_is_reported(feeds: Feeds) -> None:
+def test_missing_middle_segment_is_reported(feeds: Feeds) -> None:
     first, _, third, _ = all_found(feeds)
     (problem,) = join([first, third])
     assert problem.what == f"starts at {third.first} where {first.end} must follow"
 
 
-def test_a_session_that_continues_at_another_place_is_reported(feeds: Feeds) -> None:
+def test_session_continuing_at_wrong_offset_is_reported(feeds: Feeds) -> None:
     found = all_found(feeds)
     number, (first, last) = next(iter(found[2].drawn.items()))
     block = first.block._replace(source_offset=first.block.source_offset + 8)
@@ -73,7 +73,7 @@ def test_a_session_that_continues_at_another_place_is_reported(feeds: Feeds) -> 
     assert problem.path.endswith("log.0.2")
 
 
-def test_other_bytes_of_a_session_are_reported(feeds: Feeds) -> None:
+def test_session_continuing_with_wrong_running_checksum_is_reported(feeds: Feeds) -> None:
     found = all_found(feeds)
     number, (first, last) = next(iter(found[3].drawn.items()))
     found[3].drawn[number] = (replace(first, block=first.block._replace(chain_start=7)), last)
@@ -81,7 +81,7 @@ def test_other_bytes_of_a_session_are_reported(feeds: Feeds) -> None:
     assert "with the chain 0x00000007" in problem.what
 
 
-def test_a_missing_or_repeated_number_is_reported(feeds: Feeds) -> None:
+def test_missing_or_repeated_message_number_is_reported(feeds: Feeds) -> None:
     for step in (-1, 1):
         found = all_found(feeds)
         number, (first, last) = next(iter(found[1].drawn.items()))
@@ -91,14 +91,14 @@ def test_a_missing_or_repeated_number_is_reported(feeds: Feeds) -> None:
         assert f"number {header.first} of session" in problem.what
 
 
-def test_another_declaration_of_a_session_is_reported(feeds: Feeds) -> None:
+def test_conflicting_declaration_of_session_is_reported(feeds: Feeds) -> None:
     found = all_found(feeds)
     number, who = next(iter(found[1].declared.items()))
     found[1].declared[number] = replace(who, incarnation=bytes(16))
     assert any("is declared as" in problem.what for problem in join(found))
 
 
-def test_a_dedup_id_has_dense_numbers_across_segments() -> None:
+def test_non_dense_dedup_id_numbers_across_segments_are_reported() -> None:
     found = [
         FoundSegment(
             SegmentId(0, roll), f"log.0.{roll}", roll, roll + 1, dedup={"d": (roll * 5, roll * 5 + 5)}
@@ -111,7 +111,7 @@ def test_a_dedup_id_has_dense_numbers_across_segments() -> None:
     assert problem.what == "number 9 of dedup id d where 10 must follow"
 
 
-def test_a_dedup_group_is_sound_when_the_rest_of_a_segment_had_come_from_elsewhere(tmp_path: Path) -> None:
+def test_dedup_group_merged_from_alternating_sessions_has_no_problems(tmp_path: Path) -> None:
     twins = []
     for name in ("a", "b"):
         with rt.Publisher(
@@ -145,7 +145,7 @@ def batch_end(session: str) -> int:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_flipped_bit_is_reported_with_its_file_in_any_copy(feeds: Feeds, tmp_path: Path, seed: int) -> None:
+def test_flipped_bit_in_copy_is_reported_with_its_file(feeds: Feeds, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     other = shutil.copytree(feeds.path, tmp_path / "other")
     segment = draw.choice(segments(feeds))
@@ -161,7 +161,7 @@ def test_a_flipped_bit_is_reported_with_its_file_in_any_copy(feeds: Feeds, tmp_p
     assert alone.problems[0].offset <= place
 
 
-def test_a_damaged_copy_is_reported_and_another_one_verified_instead(feeds: Feeds, tmp_path: Path) -> None:
+def test_corrupt_copy_is_reported_and_another_copy_is_verified_instead(feeds: Feeds, tmp_path: Path) -> None:
     other = shutil.copytree(feeds.path, tmp_path / "other")
     found = all_found(feeds)
     for roll, spoil in (
@@ -178,7 +178,7 @@ def test_a_damaged_copy_is_reported_and_another_one_verified_instead(feeds: Feed
     assert list(join(found)) == []
 
 
-def test_a_truncated_copy_is_reported(feeds: Feeds, tmp_path: Path) -> None:
+def test_truncated_copy_is_reported(feeds: Feeds, tmp_path: Path) -> None:
     other = shutil.copytree(feeds.path, tmp_path / "other")
     segment = SegmentId(0, 1)
     size = copy_of(feeds.path, segment).size_bytes

@@ -1,4 +1,4 @@
-"""Batch queries on a merged log: the rows of the log and no others, whatever is asked for."""
+"""Batch queries on a merged log: rows, columns, filters, options, SQL, errors and trimmed messages."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def positions(frame: DataFrame) -> list[int]:
     return [row.position for row in frame.select("position").collect()]
 
 
-def test_the_run_of_each_message_is_read_if_the_schema_names_it(
+def test_run_column_is_read_if_schema_names_it(
     spark: SparkSession, feeds: Feeds, rows: list[rt.Message]
 ) -> None:
     frame = spark.read.format("rt").schema("session string, run bigint, number bigint").load(feeds.path)
     assert [tuple(row) for row in frame.collect()] == [(row.session, row.run, row.number) for row in rows]
 
 
-def test_every_row_is_read_once_in_order_from_several_partitions(
+def test_rows_are_read_once_in_order_from_several_partitions(
     spark: SparkSession, feeds: Feeds, rows: list[rt.Message]
 ) -> None:
     frame = load(spark, feeds, minPartitions=5)
@@ -75,7 +75,7 @@ def test_every_row_is_read_once_in_order_from_several_partitions(
     ]
 
 
-def test_a_schema_chooses_columns(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
+def test_schema_selects_columns(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
     frame = spark.read.format("rt").schema("topic string, timestamp_ns long").load(feeds.path)
     assert [tuple(row) for row in frame.collect()] == [(row.topic, row.timestamp_ns) for row in rows]
 
@@ -90,7 +90,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, feeds: Feeds, rows: list[
         ("position < 0", lambda row: False),
     ],
 )
-def test_filters_give_the_same_rows_whether_spark_hands_them_down_or_not(
+def test_filters_return_same_rows_with_and_without_pushdown(
     spark: SparkSession, feeds: Feeds, rows: list[rt.Message], condition: str, passes: Any
 ) -> None:
     wanted = [row.position for row in rows if passes(row)]
@@ -102,7 +102,7 @@ def test_filters_give_the_same_rows_whether_spark_hands_them_down_or_not(
             spark.conf.unset(PUSHDOWN)
 
 
-def test_filters_on_times_are_exact_to_the_microsecond_and_spare_reading(
+def test_timestamp_filter_is_exact_to_microsecond_and_position_filter_narrows_plan(
     spark: SparkSession, feeds: Feeds, rows: list[rt.Message]
 ) -> None:
     limit = sorted(row.timestamp_ns for row in rows)[len(rows) // 2] // 1000
@@ -118,12 +118,12 @@ def test_filters_on_times_are_exact_to_the_microsecond_and_spare_reading(
         spark.conf.unset(PUSHDOWN)
 
 
-def test_topics_are_chosen_by_an_option(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
+def test_topics_option_selects_rows(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
     wanted = [row.position for row in rows if row.topic in {"trade", ""}]
     assert positions(load(spark, feeds, topics='["trade", ""]')) == wanted
 
 
-def test_sql_finds_the_source_by_its_name(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
+def test_sql_view_using_rt_reads_log(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
     spark.sql(f"CREATE TEMPORARY VIEW log USING rt OPTIONS (path '{feeds.path}', minPartitions '2')")
     (row,) = spark.sql("SELECT count(*) AS n, sum(length(value)) AS size FROM log").collect()
     assert (row.n, row.size) == (len(rows), sum(len(message.value) for message in rows))
@@ -137,7 +137,7 @@ def test_sql_finds_the_source_by_its_name(spark: SparkSession, feeds: Feeds, row
         ({"endingOffsets": "999999"}, "endingOffsets is at position 999999, but the log ends with"),
     ],
 )
-def test_an_error_reaches_the_user(
+def test_invalid_option_error_reaches_user(
     spark: SparkSession, feeds: Feeds, options: dict[str, str], expected: str
 ) -> None:
     with pytest.raises(PySparkException) as error:
@@ -145,7 +145,7 @@ def test_an_error_reaches_the_user(
     assert expected in str(error.value)
 
 
-def test_trimmed_messages_are_an_error_that_names_both_positions_or_are_left_out(
+def test_trimmed_messages_raise_error_with_both_positions_or_are_skipped(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     feeds = Feeds(tmp_path)

@@ -1,4 +1,4 @@
-"""The benchmarks of Spark give every figure, and leave nothing behind."""
+"""The Spark benchmarks report every figure and leave no files in the scratch directory."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +12,7 @@ from rt.bench.spark_queries import SparkQueriesBench
 
 
 @pytest.mark.slow
-def test_a_small_run_gives_every_figure(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_bench_reports_every_figure_and_leaves_no_files(spark: SparkSession, tmp_path: Path) -> None:
     with scratch_directory(str(tmp_path)) as root:
         bench = SparkBench(root, rounds=1, warm_ups=0, size_bytes=2**20, stream_seconds=0.2)
         figures = list(bench.figures_of(spark))
@@ -22,7 +22,9 @@ def test_a_small_run_gives_every_figure(spark: SparkSession, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_small_run_of_the_keyed_query_gives_every_figure(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_queries_bench_reports_every_figure_and_leaves_no_files(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     with scratch_directory(str(tmp_path)) as root:
         figures = list(SparkQueriesBench(root, keys=20).figures_of(lambda: nullcontext(spark)))
     assert len({figure.name for figure in figures}) == len(figures) == 12

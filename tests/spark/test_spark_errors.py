@@ -1,4 +1,4 @@
-"""What a user of Spark sees when a query cannot run: the message first, without a trace of our own calls."""
+"""Errors of failing Spark queries: the message comes first, without a traceback of rt code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def message_of(error: PySparkException) -> str:
     return str(error).split("JVM stacktrace")[0]
 
 
-def test_a_cluster_that_is_down_is_one_error_with_the_reason_of_each_node(
+def test_read_from_unreachable_cluster_raises_one_error_with_reason_of_each_node(
     spark: SparkSession, down: dict[str, str]
 ) -> None:
     with pytest.raises(PySparkException) as error:
@@ -55,7 +55,7 @@ def test_a_cluster_that_is_down_is_one_error_with_the_reason_of_each_node(
     assert len(message.strip().splitlines()) <= 2
 
 
-def test_a_write_to_a_cluster_that_is_down_ends_before_its_tasks_start(
+def test_write_to_unreachable_cluster_raises_error_without_traceback(
     spark: SparkSession, down: dict[str, str], tmp_path: Path
 ) -> None:
     pki = Path(down["ca"]).parent
@@ -73,7 +73,7 @@ def test_a_write_to_a_cluster_that_is_down_ends_before_its_tasks_start(
     assert "Traceback" not in message
 
 
-def test_a_stream_that_cannot_start_says_why_in_its_first_lines(
+def test_stream_from_unreachable_cluster_raises_error_without_traceback(
     spark: SparkSession, down: dict[str, str], tmp_path: Path
 ) -> None:
     frame = spark.readStream.format("rt").options(**down).load()
@@ -91,7 +91,7 @@ def test_a_stream_that_cannot_start_says_why_in_its_first_lines(
     ],
 )
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "0 seconds"}])
-def test_a_stream_with_a_wrong_option_names_it(
+def test_stream_with_invalid_option_raises_error_naming_it(
     spark: SparkSession,
     feeds: Feeds,
     tmp_path: Path,
@@ -115,7 +115,7 @@ def test_a_stream_with_a_wrong_option_names_it(
         ({"path": "/etc/passwd"}, "(at /etc/passwd)"),
     ],
 )
-def test_a_wrong_option_is_named_without_a_trace(
+def test_batch_query_with_invalid_option_raises_error_without_traceback(
     spark: SparkSession, given: dict[str, str], expected: str
 ) -> None:
     with pytest.raises(PySparkException) as error:
@@ -125,7 +125,7 @@ def test_a_wrong_option_is_named_without_a_trace(
     assert "Traceback" not in message
 
 
-def test_an_error_of_a_task_comes_without_the_trace_of_our_calls(spark: SparkSession, feeds: Feeds) -> None:
+def test_task_error_omits_traceback_of_rt_code(spark: SparkSession, feeds: Feeds) -> None:
     frame = spark.read.format("rt").options(path=feeds.path).load()
     with open(f"{feeds.path}/log.0.0", "r+b") as file:
         file.seek(-60, 2)
@@ -148,7 +148,7 @@ with quiet_end():
 """
 
 
-def test_a_worker_whose_socket_is_closed_while_it_writes_rows_ends_without_a_trace() -> None:
+def test_worker_ends_by_sigpipe_without_traceback_if_socket_closes_while_writing_rows() -> None:
     """As a `limit` ends it."""
     run = subprocess.run([sys.executable, "-c", WRITING], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (-signal.SIGPIPE, "")

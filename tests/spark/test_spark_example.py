@@ -1,4 +1,4 @@
-"""From real files through publishers, three nodes and Spark: what comes out is what the files say.
+"""From real files through publishers, three nodes and Spark: query results match the files.
 
 A quarter of all flights from New York in 2013, as `rt demo` publishes them; where that package is not
 installed, of the sources of Python's library.
@@ -42,7 +42,7 @@ def source(sink: Sink, records: list[list[DemoRecord]]) -> Sink:
     return sink
 
 
-def test_flights_are_counted_by_a_streaming_query_as_in_the_file(
+def test_streaming_query_counts_and_sizes_match_source_files(
     spark: SparkSession, source: Sink, records: list[list[DemoRecord]], tmp_path: Path
 ) -> None:
     options = source.reading("counter") | {"consumer": "counter"}

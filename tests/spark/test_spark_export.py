@@ -1,4 +1,4 @@
-"""Exporting: each message is in the files once, on any file system of Hadoop."""
+"""Export to Parquet: each message is in the files once, on local and Hadoop file systems."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def mounted(spark: SparkSession, directory: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["local", "hadoop"])
-def test_every_message_is_exported_once_and_the_next_run_continues_after_it(
+def test_export_writes_each_message_once_and_next_export_continues_after_it(
     spark: SparkSession, feeds: Feeds, tmp_path: Path, kind: str
 ) -> None:
     target = tmp_path / "a target"
@@ -99,7 +99,7 @@ def test_every_message_is_exported_once_and_the_next_run_continues_after_it(
     assert [tuple(row) for row in rows] == truth(feeds.rows())
 
 
-def test_headers_are_exported(spark: SparkSession, tmp_path: Path) -> None:
+def test_export_writes_headers(spark: SparkSession, tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.publish("a", [b"1", b"2"], "t", [1, 2], [(("k", b"\xff"), ("k", b"")), ()])
     feeds.merge()
@@ -108,7 +108,9 @@ def test_headers_are_exported(spark: SparkSession, tmp_path: Path) -> None:
     feeds.close()
 
 
-def test_topics_that_cannot_name_directories_get_different_ones(spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_invalid_as_directory_names_get_distinct_directories(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     feeds = Feeds(tmp_path)
     topics = ["a/b", "..", "a=b%", "1", "t" * 1024, "t" * 1023 + "u", "é" * 512]
     topics += ["", "__HIVE_DEFAULT_PARTITION__", "\0", "a\0b", "ab"]
@@ -121,7 +123,7 @@ def test_topics_that_cannot_name_directories_get_different_ones(spark: SparkSess
     feeds.close()
 
 
-def test_the_date_is_that_of_the_timestamp_to_the_nanosecond(spark: SparkSession, tmp_path: Path) -> None:
+def test_date_column_matches_timestamp_to_nanosecond(spark: SparkSession, tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     day_ns = 86_400 * 10**9
     stamps = [20_000 * day_ns - 1, 20_000 * day_ns, 0, -1, -day_ns, -day_ns - 1, -(2**63), 2**63 - 1]
@@ -135,7 +137,7 @@ def test_the_date_is_that_of_the_timestamp_to_the_nanosecond(spark: SparkSession
     feeds.close()
 
 
-def test_messages_trimmed_before_their_export_are_an_error_or_skipped(
+def test_messages_trimmed_before_export_raise_gap_or_are_skipped(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:
     storage = LocalFilesystem(str(tmp_path / "target"))
@@ -153,7 +155,7 @@ def test_messages_trimmed_before_their_export_are_an_error_or_skipped(
     assert [row[0] for row in exported(tmp_path / "target")] == [*range(exported_end), *range(low, part.end)]
 
 
-def test_an_export_up_to_the_end_of_a_log_that_is_trimmed_completely_ends(
+def test_export_of_completely_trimmed_log_ends_without_waiting(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:
     def wait(_: float) -> NoReturn:
@@ -174,7 +176,9 @@ def test_an_export_up_to_the_end_of_a_log_that_is_trimmed_completely_ends(
     assert list(Exporter(settings, target, spark, wait=wait).parts(once=True)) == []
 
 
-def test_the_log_of_another_stream_is_refused(spark: SparkSession, feeds: Feeds, tmp_path: Path) -> None:
+def test_export_of_another_log_or_stream_to_same_target_is_rejected(
+    spark: SparkSession, feeds: Feeds, tmp_path: Path
+) -> None:
     storage = LocalFilesystem(str(tmp_path / "target"))
     export(feeds, spark, storage)
     other = Feeds(tmp_path / "other")
@@ -191,7 +195,7 @@ def test_the_log_of_another_stream_is_refused(spark: SparkSession, feeds: Feeds,
         export(feeds, spark, storage)
 
 
-def test_an_export_of_a_directory_whose_messages_a_forced_reset_replaced_is_not_continued(
+def test_export_raises_diverged_if_forced_reset_replaced_exported_messages_of_directory(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     logs = []
@@ -213,7 +217,7 @@ def test_an_export_of_a_directory_whose_messages_a_forced_reset_replaced_is_not_
         log.close()
 
 
-def test_a_copy_of_some_topics_is_refused(
+def test_export_of_copy_filtered_by_topic_raises_log_not_found(
     spark: SparkSession, feeds: Feeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filtered = LogIdentity(LogKind.FILTERED, CLUSTER, "s")
@@ -223,7 +227,9 @@ def test_a_copy_of_some_topics_is_refused(
     assert not (tmp_path / "target").exists()
 
 
-def test_nodes_hold_messages_until_they_are_exported(spark: SparkSession, sink: Sink, tmp_path: Path) -> None:
+def test_export_from_cluster_moves_hold_to_exported_position(
+    spark: SparkSession, sink: Sink, tmp_path: Path
+) -> None:
     files = {name: path for name, path in sink.reading("archive").items() if name in {"ca", "cert", "key"}}
     where = ClusterSource(tuple(sink.nodes.endpoints), sink.nodes.stream, **files)
     target = ExportTarget(LocalFilesystem(str(tmp_path / "target")))

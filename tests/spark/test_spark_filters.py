@@ -1,4 +1,4 @@
-"""Filters spare reading, and never leave out what passes them."""
+"""Filter pushdown: filters reduce what is read and never exclude matching rows."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -40,11 +40,11 @@ NOON_NS = 1_769_860_800_000_005_000
         ([GreaterThan(POSITION, 5), LessThan(POSITION, 9), GreaterThan(POSITION, 3)], 6, 9),
     ],
 )
-def test_filters_on_positions_are_done_here(filters: list[Filter], start: int, end: int) -> None:
+def test_position_filters_are_fully_pushed_down(filters: list[Filter], start: int, end: int) -> None:
     assert push_filters([IsNotNull(POSITION), *filters], PushedFilters()) == (PushedFilters(start, end), [])
 
 
-def test_a_list_of_positions_bounds_them_and_is_left_to_spark() -> None:
+def test_position_list_filter_bounds_range_and_is_left_to_spark() -> None:
     filters = [In(POSITION, (9, 3, 5))]
     assert push_filters(filters, PushedFilters()) == (PushedFilters(3, 10), filters)
 
@@ -59,12 +59,12 @@ def test_a_list_of_positions_bounds_them_and_is_left_to_spark() -> None:
         (In(TIMESTAMP, (NOON, NOON + timedelta(seconds=1))), NOON_NS, NOON_NS + 1_000_000_999),
     ],
 )
-def test_filters_on_times_narrow_what_is_read(one: Filter, low: int, high: int) -> None:
+def test_timestamp_filters_narrow_reading_and_are_left_to_spark(one: Filter, low: int, high: int) -> None:
     pushed = PushedFilters(interest=Projection(timestamp_low_ns=low, timestamp_high_ns=high))
     assert push_filters([one], PushedFilters()) == (pushed, [one])
 
 
-def test_filters_on_names_narrow_what_is_read_and_meet_the_option() -> None:
+def test_session_and_topic_filters_narrow_reading_together_with_topics_option() -> None:
     filters = [In(("session",), ("a", "b")), EqualTo(("session",), "a"), In(("topic",), ("trade", "quote"))]
     pushed, left = push_filters(
         filters, PushedFilters(interest=Projection(topics=frozenset({"quote", "news"})))
@@ -88,13 +88,13 @@ def test_filters_on_names_narrow_what_is_read_and_meet_the_option() -> None:
         IsNotNull(("headers",)),
     ],
 )
-def test_an_unsupported_filter_is_left_to_spark(one: Filter) -> None:
+def test_unsupported_filter_is_left_to_spark(one: Filter) -> None:
     pushed, left = push_filters([one], PushedFilters())
     assert left == [one]
     assert pushed == PushedFilters()
 
 
-def test_a_schema_is_some_of_the_columns() -> None:
+def test_schema_with_unknown_mistyped_or_duplicate_columns_is_rejected() -> None:
     assert check_columns([("value", "binary"), ("timestamp_ns", "bigint")]) == ("value", "timestamp_ns")
     for fields, expected in [
         ([("key", "binary")], "unknown column 'key'. The columns are position bigint"),

@@ -1,4 +1,4 @@
-"""Record batches: the rows of the log, of a useful size, in the very types that Spark wants."""
+"""Arrow record batches for Spark: rows of the log, in batches of bounded size, with Spark's types."""
 
 import os
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
     made.close()
 
 
-def test_the_types_are_those_that_spark_makes_of_the_columns() -> None:
+def test_arrow_schema_matches_spark_types_of_columns() -> None:
     kinds: dict[str, DataType] = {
         "bigint": LongType(),
         "timestamp": TimestampType(),
@@ -54,7 +54,7 @@ def test_the_types_are_those_that_spark_makes_of_the_columns() -> None:
     assert schema_of(tuple(COLUMNS)) == to_arrow_schema(StructType(fields), timezone="UTC")
 
 
-def test_the_rows_are_those_of_the_log(feeds: Feeds) -> None:
+def test_record_batch_rows_match_log(feeds: Feeds) -> None:
     feeds.fill(80)
     rows = feeds.rows()
     table = pa.Table.from_batches(gather(batches(feeds.path, len(rows)), ALL))
@@ -75,7 +75,7 @@ def test_the_rows_are_those_of_the_log(feeds: Feeds) -> None:
     assert microseconds == [row.timestamp_ns // 1000 for row in rows]
 
 
-def test_columns_come_in_the_order_and_the_types_of_the_schema(feeds: Feeds) -> None:
+def test_record_batch_columns_have_order_and_types_of_schema(feeds: Feeds) -> None:
     feeds.fill(10)
     names = ("value", "topic", "position")
     (batch,) = gather(batches(feeds.path, 10), names)
@@ -84,7 +84,7 @@ def test_columns_come_in_the_order_and_the_types_of_the_schema(feeds: Feeds) -> 
     batch.validate(full=True)
 
 
-def test_many_small_batches_become_few_record_batches(feeds: Feeds) -> None:
+def test_many_small_batches_are_combined_into_few_record_batches(feeds: Feeds) -> None:
     for start in range(0, 30_000, 1000):
         feeds.publish("ac"[start % 2], [b"%099d" % n for n in range(start, start + 1000)], "t", range(1000))
     feeds.merge()
@@ -94,7 +94,7 @@ def test_many_small_batches_become_few_record_batches(feeds: Feeds) -> None:
     assert len(made) <= 3
 
 
-def test_large_values_make_record_batches_of_bounded_size(feeds: Feeds) -> None:
+def test_record_batches_of_large_values_have_bounded_size(feeds: Feeds) -> None:
     for _ in range(30):
         feeds.publish("a", [os.urandom(2**20)], "t", [1])
     feeds.publish("c", [bytes(BYTES_MAX + 1)], "t", [1])
@@ -105,7 +105,7 @@ def test_large_values_make_record_batches_of_bounded_size(feeds: Feeds) -> None:
     assert len(made) == 4
 
 
-def test_one_batch_above_the_bound_is_cut() -> None:
+def test_batch_above_size_limit_is_split_into_record_batches() -> None:
     count, size = 100, 400_000
     batch = MessageBatch(
         np.arange(count),
@@ -124,7 +124,7 @@ def test_one_batch_above_the_bound_is_cut() -> None:
     assert max(part.nbytes for part in made) <= 1.01 * BYTES_MAX
 
 
-def test_a_projection_without_values_has_none(feeds: Feeds) -> None:
+def test_projection_without_values_yields_only_requested_columns(feeds: Feeds) -> None:
     feeds.fill(40)
     names = ("position", "topic")
     (batch,) = gather(batches(feeds.path, 40, values=False), names)
@@ -135,7 +135,7 @@ def test_a_projection_without_values_has_none(feeds: Feeds) -> None:
     }
 
 
-def test_sessions_and_topics_are_those_of_their_rows_however_they_come() -> None:
+def test_sessions_and_topics_match_their_rows_for_random_batches() -> None:
     draw = np.random.default_rng(5)
     names = ("one", "ärger", "", "x" * 1024)
 

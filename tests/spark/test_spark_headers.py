@@ -1,4 +1,4 @@
-"""Headers through Spark: read in batch, as a stream and from a table, and written once to a cluster."""
+"""Message headers through Spark: batch queries, streams, tables, and exactly-once writes to a cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read(frame: DataFrame) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.select("position", "headers").orderBy("position").collect()]
 
 
-def test_a_batch_query_reads_headers_if_they_are_included(spark: SparkSession, feeds: Feeds) -> None:
+def test_batch_query_reads_headers_if_included(spark: SparkSession, feeds: Feeds) -> None:
     plain = spark.read.format("rt").load(feeds.path)
     assert "headers" not in plain.columns
     source = spark.read.format("rt").option("minPartitions", 3)
@@ -57,7 +57,7 @@ def test_a_batch_query_reads_headers_if_they_are_included(spark: SparkSession, f
     spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def test_a_stream_and_a_table_read_headers(spark: SparkSession, feeds: Feeds, tmp_path: Path) -> None:
+def test_stream_and_table_read_headers(spark: SparkSession, feeds: Feeds, tmp_path: Path) -> None:
     spark.sql(f"CREATE TABLE with_headers USING rt OPTIONS (path '{feeds.path}', includeHeaders true)")
     assert read(spark.table("with_headers")) == expected(feeds)
     source = spark.readStream.format("rt").option("includeHeaders", "true").load(feeds.path)
@@ -74,7 +74,7 @@ def test_a_stream_and_a_table_read_headers(spark: SparkSession, feeds: Feeds, tm
     spark.sql("DROP TABLE with_headers")
 
 
-def test_a_table_without_headers_says_that_it_must_be_created_with_them(
+def test_include_headers_on_table_created_without_headers_is_rejected(
     spark: SparkSession, feeds: Feeds
 ) -> None:
     spark.sql(f"CREATE TABLE without_headers USING rt OPTIONS (path '{feeds.path}')")
@@ -98,7 +98,7 @@ def save(frame: DataFrame, options: dict[str, str]) -> None:
     frame.write.format("rt").options(**options).mode("append").save()
 
 
-def test_headers_are_written_once_after_a_failed_attempt_and_read_back(
+def test_headers_are_written_once_after_failed_attempt_and_read_back(
     spark: SparkSession, sink: Sink, tmp_path: Path
 ) -> None:
     options = sink.options("once-headers", version="1")
@@ -146,7 +146,7 @@ def test_headers_are_written_once_after_a_failed_attempt_and_read_back(
         ),
     ],
 )
-def test_headers_that_cannot_be_published_are_refused_with_a_hint(
+def test_invalid_headers_are_rejected_with_hint_and_publish_no_messages(
     spark: SparkSession, sink: Sink, headers: str, error: str
 ) -> None:
     with pytest.raises(PySparkException, match=error):

@@ -1,4 +1,4 @@
-"""What a streaming query of a named consumer still needs is not trimmed by a cluster that wants to."""
+"""Holds of a streaming query: nodes trim no message that a named consumer still needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nodes() -> Iterator[LocalCluster]:
         shutil.rmtree(root)
 
 
-def test_nodes_retain_messages_until_a_consumers_checkpoint_covers_them(
+def test_nodes_keep_messages_until_consumer_checkpoint_covers_them(
     spark: SparkSession, nodes: LocalCluster, tmp_path: Path
 ) -> None:
     tls = nodes.certificate("subscriber", "reader")

@@ -1,4 +1,4 @@
-"""Whenever a driver is killed, what it wrote is whole when the next one has gone on: each message once.
+"""After a Spark driver is killed, the next driver completes its work with each message once.
 
 One driver does all that can be cut short, and is killed in the middle of it. Before that it is held still
 once, and what is on disk then is kept: it is what a kill at that moment would have left.
@@ -160,7 +160,9 @@ def victim(spark: SparkSession, sink: Sink, tmp_path_factory: pytest.TempPathFac
         victim.feeds.close()
 
 
-def test_each_message_is_streamed_into_parquet_once(spark: SparkSession, victim: Victim) -> None:
+def test_stream_into_parquet_has_each_message_once_after_driver_kill(
+    spark: SparkSession, victim: Victim
+) -> None:
     wanted = [
         (row.position, row.session, row.number, hashlib.sha256(row.value).hexdigest())
         for row in victim.feeds.rows()
@@ -175,7 +177,7 @@ def test_each_message_is_streamed_into_parquet_once(spark: SparkSession, victim:
         assert got == wanted, f"{state}, seed {victim.seed}"
 
 
-def test_each_row_is_delivered_once_though_a_worker_was_killed_as_well(
+def test_stream_into_cluster_has_each_row_once_after_driver_and_worker_kill(
     spark: SparkSession, sink: Sink, victim: Victim
 ) -> None:
     query: Any = into_nodes(
@@ -189,7 +191,7 @@ def test_each_row_is_delivered_once_though_a_worker_was_killed_as_well(
     assert got == wanted, f"seed {victim.seed}"
 
 
-def test_each_message_is_exported_once(spark: SparkSession, victim: Victim) -> None:
+def test_export_has_each_message_once_after_driver_kill(spark: SparkSession, victim: Victim) -> None:
     columns = ["position", "timestamp_ns", "session", "run", "number", "full_topic", "value"]
     wanted = [
         (m.position, m.timestamp_ns, m.session, m.run, m.number, m.topic, m.value)

@@ -1,4 +1,4 @@
-"""The ledger of a writer: one order a partition, whoever comes first, and batches that are done in turn."""
+"""The ledger of a Spark writer: one claim per partition, and batches that finish in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def order(first: int, rows: int, mark: int = 0) -> PartitionSpan:
     return PartitionSpan("query", first, bytes([mark]) * 16 * rows)
 
 
-def test_of_many_attempts_one_has_the_order_that_counts(ledger: Ledger) -> None:
+def test_concurrent_claims_of_partition_all_return_same_order(ledger: Ledger) -> None:
     with ThreadPoolExecutor(8) as pool:
         claims = list(pool.map(lambda mark: ledger.claim(0, 3, order(5, 4, mark)), range(8)))
     (winner,) = set(claims)
@@ -34,7 +34,7 @@ def test_of_many_attempts_one_has_the_order_that_counts(ledger: Ledger) -> None:
     assert ledger.started() == [0]
 
 
-def test_a_batch_is_done_once_and_earlier_ones_are_deleted(ledger: Ledger) -> None:
+def test_finished_batch_is_recorded_once_and_earlier_batches_are_deleted(ledger: Ledger) -> None:
     assert ledger.done() == CompletedBatch()
     for batch in range(3):
         ledger.claim(batch, 0, order(batch, 1))
@@ -48,7 +48,7 @@ def test_a_batch_is_done_once_and_earlier_ones_are_deleted(ledger: Ledger) -> No
 
 
 @pytest.mark.parametrize("place", [0, 10, 30, -1])
-def test_damage_is_an_error_and_never_an_order(ledger: Ledger, place: int) -> None:
+def test_corrupt_order_raises_corrupt(ledger: Ledger, place: int) -> None:
     ledger.claim(0, 0, order(7, 5))
     path = Path(ledger.path, "0", "0")
     content = bytearray(path.read_bytes())
@@ -58,7 +58,7 @@ def test_damage_is_an_error_and_never_an_order(ledger: Ledger, place: int) -> No
         ledger.order(0, 0)
 
 
-def test_a_done_batch_that_does_not_verify_is_an_error(ledger: Ledger) -> None:
+def test_corrupt_record_of_finished_batch_raises_corrupt(ledger: Ledger) -> None:
     ledger.finish(CompletedBatch("query", 0, {0: 10}))
     path = Path(ledger.path, "0.done")
     path.write_bytes(path.read_bytes().replace(b"10", b"11"))
@@ -67,14 +67,14 @@ def test_a_done_batch_that_does_not_verify_is_an_error(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("record", [{"query": "q", "batch": 0}, {"query": "q", "batch": 0, "ends": [1]}, []])
-def test_the_record_of_a_done_batch_of_a_newer_rt_is_refused(ledger: Ledger, record: Any) -> None:
+def test_unknown_format_of_finished_batch_raises_unknown_version(ledger: Ledger, record: Any) -> None:
     ledger.finish(CompletedBatch("query", 0, {0: 10}))
     Path(ledger.path, "0.done").write_bytes(encode_record(record))
     with pytest.raises(rt.UnknownVersion, match=r"0\.done.*newer rt"):
         ledger.done()
 
 
-def test_numbers_go_on_where_the_last_batch_ended(ledger: Ledger) -> None:
+def test_next_number_continues_after_end_of_last_batch(ledger: Ledger) -> None:
     assert ledger.next_number("query", 0, 2) == 0
     ledger.finish(CompletedBatch("query", 0, {2: 10}))
     assert ledger.next_number("query", 1, 2) == 10
@@ -85,7 +85,7 @@ def test_numbers_go_on_where_the_last_batch_ended(ledger: Ledger) -> None:
         ledger.next_number("query", 0, 3)
 
 
-def test_a_batch_out_of_its_turn_is_refused(ledger: Ledger) -> None:
+def test_batch_out_of_order_raises_write_conflict(ledger: Ledger) -> None:
     ledger.finish(CompletedBatch("query", 4, {0: 10}))
     with pytest.raises(rt.WriteConflict, match="batch 3 comes after batch 4"):
         ledger.next_number("query", 3, 0)
@@ -94,7 +94,7 @@ def test_a_batch_out_of_its_turn_is_refused(ledger: Ledger) -> None:
         ledger.next_number("query", 6, 0)
 
 
-def test_a_batch_of_which_no_partition_could_be_recorded_was_not_started(
+def test_batch_is_not_started_if_claim_fails_with_disk_full(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> NoReturn:
@@ -107,7 +107,7 @@ def test_a_batch_of_which_no_partition_could_be_recorded_was_not_started(
     assert (ledger.choose_version(None), ledger.choose_version(8)) == (0, 8)
 
 
-def test_a_batch_write_gets_the_next_number_or_finishes_an_unfinished_one(ledger: Ledger) -> None:
+def test_batch_write_gets_next_version_or_must_finish_unfinished_one(ledger: Ledger) -> None:
     assert ledger.choose_version(None) == 0
     assert ledger.choose_version(20260131) == 20260131
     ledger.claim(7, 0, PartitionSpan(BATCH_WRITES, 0, bytes(16)))

@@ -1,4 +1,4 @@
-"""Spark reads straight from nodes, in batch and as a stream, and shows nobody with what key."""
+"""Spark reads from nodes, in batch and as a stream, and keeps private keys out of its plans."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def key_of(nodes: RangeNodes) -> list[str]:
     return [line for line in Path(nodes.files["key"]).read_text().splitlines() if "-" not in line]
 
 
-def test_a_batch_query_reads_from_nodes_and_goes_on_without_one(
+def test_batch_query_reads_from_nodes_with_and_without_one_stopped(
     spark: SparkSession, feeds: Feeds, nodes: RangeNodes
 ) -> None:
     frame = spark.read.format("rt").options(minPartitions="3", **options(nodes)).load()
@@ -78,7 +78,7 @@ def test_a_batch_query_reads_from_nodes_and_goes_on_without_one(
         nodes.start(0)
 
 
-def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
+def test_task_continues_on_another_node_if_its_node_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = Feeds(tmp_path)
@@ -108,9 +108,7 @@ def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
     large.close()
 
 
-def test_a_task_reads_no_other_messages_than_were_planned_before_a_forced_reset(
-    feeds: Feeds, nodes: RangeNodes
-) -> None:
+def test_task_planned_before_forced_reset_raises_diverged(feeds: Feeds, nodes: RangeNodes) -> None:
     reader = RtReader(parse_options(options(nodes)), StructType().add("position", "long"))
     with in_epoch(nodes, epoch_of(1, 0)):
         (planned,) = reader.partitions()
@@ -122,7 +120,7 @@ def test_a_task_reads_no_other_messages_than_were_planned_before_a_forced_reset(
             list(reader.read(planned))
 
 
-def test_a_checkpoint_from_before_a_forced_reset_is_refused_and_from_before_another_reset_is_not(
+def test_checkpoint_raises_diverged_after_forced_reset_and_is_accepted_after_soft_reset(
     feeds: Feeds, nodes: RangeNodes
 ) -> None:
     def opened() -> RtStreamReader:
@@ -158,7 +156,7 @@ def test_a_checkpoint_from_before_a_forced_reset_is_refused_and_from_before_anot
             RtReader(parse_options(given), StructType().add("position", "long")).partitions()
 
 
-def test_an_export_from_before_a_forced_reset_is_not_continued(
+def test_export_raises_diverged_after_forced_reset_of_cluster(
     spark: SparkSession, feeds: Feeds, nodes: RangeNodes, tmp_path: Path
 ) -> None:
     where = parse_options(options(nodes)).where
@@ -177,7 +175,9 @@ def test_an_export_from_before_a_forced_reset_is_not_continued(
             exporter()._rows(0, 3, epoch=1).count()
 
 
-def test_the_key_is_in_no_plan(spark: SparkSession, feeds: Feeds, nodes: RangeNodes) -> None:
+def test_query_plan_contains_neither_private_key_nor_its_path(
+    spark: SparkSession, feeds: Feeds, nodes: RangeNodes
+) -> None:
     frame = spark.read.format("rt").options(**options(nodes)).load().where("position > 3")
     frame.count()
     plan = frame._jdf.queryExecution().toString() + frame._jdf.queryExecution().logical().toJSON()
@@ -186,7 +186,7 @@ def test_the_key_is_in_no_plan(spark: SparkSession, feeds: Feeds, nodes: RangeNo
     assert not [line for line in key_of(nodes) if line in plan]
 
 
-def test_a_stream_reads_from_nodes_that_hold_what_it_may_need_again(
+def test_stream_with_consumer_acknowledges_positions_it_no_longer_needs(
     spark: SparkSession, feeds: Feeds, nodes: RangeNodes, tmp_path: Path
 ) -> None:
     got: list[int] = []
@@ -212,7 +212,7 @@ def test_a_stream_reads_from_nodes_that_hold_what_it_may_need_again(
     assert (held[0], held[-1]) == (0, end // 2 + 1), "from the start, then from behind the last batch but one"
 
 
-def test_a_certificate_that_cannot_be_used_is_named(
+def test_missing_key_file_raises_error_naming_it(
     spark: SparkSession, nodes: RangeNodes, tmp_path: Path
 ) -> None:
     wrong = options(nodes) | {"key": str(tmp_path / "none.key")}
@@ -220,7 +220,7 @@ def test_a_certificate_that_cannot_be_used_is_named(
         spark.read.format("rt").options(**wrong).load().count()
 
 
-def test_options_for_nodes_are_checked_before_anything_is_read(nodes: RangeNodes) -> None:
+def test_endpoints_without_stream_raise_invalid_option_before_reading(nodes: RangeNodes) -> None:
     from rt.spark.data_source import RtDataSource
 
     source = RtDataSource({**options(nodes), "stream": ""})

@@ -1,4 +1,4 @@
-"""The options of reading: their meaning, and the errors for invalid ones."""
+"""Read options of the Spark source: how they are parsed, and errors for invalid ones."""
 
 from pathlib import Path
 
@@ -21,23 +21,23 @@ LOG = {"path": "/log"}
 NODES = {"endpoints": "n1:5002, n2:5002", "stream": "s", "ca": "/ca", "cert": "/cert", "key": "/key"}
 
 
-def test_the_page_on_spark_describes_every_option() -> None:
+def test_spark_docs_page_names_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     names = {*NAMES, *sink_options.NAMES}
     assert {name for name in names if f"`{name}`" not in page} == {"log"}, "log is another name of path"
 
 
-def test_a_path_is_enough() -> None:
+def test_path_is_the_only_required_option_for_directory() -> None:
     assert parse_options(LOG) == ReadOptions(DirectorySource("/log"))
     assert parse_options({"log": "/log"}).where == DirectorySource("/log")
     assert parse_options(LOG).max_partition_bytes == MAX_PARTITION_BYTES
 
 
-def test_nodes_want_their_stream_and_three_files() -> None:
+def test_node_options_are_endpoints_stream_and_three_tls_files() -> None:
     assert parse_options(NODES).where == ClusterSource(("n1:5002", "n2:5002"), "s", "/ca", "/cert", "/key")
 
 
-def test_names_of_read_options_are_case_insensitive() -> None:
+def test_read_option_names_are_case_insensitive() -> None:
     options = parse_options({"PATH": "/log", "STARTINGoffsets": "5", "failondataloss": "FALSE"})
     assert (options.start, options.fail_on_data_loss) == (Offset(5, 0, 5), False)
 
@@ -55,7 +55,7 @@ def test_names_of_read_options_are_case_insensitive() -> None:
         (" 7 ", Offset(7, 0, 7)),
     ],
 )
-def test_a_query_starts_at_starting_offsets(value: str, start: object) -> None:
+def test_starting_offsets_accept_names_numbers_and_json(value: str, start: object) -> None:
     assert parse_options({**LOG, "startingOffsets": value}).start == start
 
 
@@ -68,7 +68,9 @@ def test_a_query_starts_at_starting_offsets(value: str, start: object) -> None:
         ("2023-11-14T23:13:20.000001+01:00", 1_700_000_000_000_001_000),
     ],
 )
-def test_times_are_milliseconds_or_iso_8601_and_come_before_offsets(value: str, nanoseconds: int) -> None:
+def test_starting_timestamp_is_milliseconds_or_iso_8601_and_overrides_offsets(
+    value: str, nanoseconds: int
+) -> None:
     options = parse_options({**LOG, "startingTimestamp": value, "startingOffsets": "5"})
     assert options.start == AtTime(nanoseconds, "startingTimestamp")
 
@@ -76,11 +78,11 @@ def test_times_are_milliseconds_or_iso_8601_and_come_before_offsets(value: str, 
 @pytest.mark.parametrize(
     ("value", "size"), [("1", 1), ("64m", 64 * 2**20), ("2 GiB", 2**31), ("10kb", 10240), ("7b", 7)]
 )
-def test_sizes_are_bytes_or_have_a_unit(value: str, size: int) -> None:
+def test_sizes_are_bytes_or_have_unit(value: str, size: int) -> None:
     assert parse_options({**LOG, "maxBytesPerTrigger": value}).max_bytes_per_trigger == size
 
 
-def test_topics_are_a_list_or_json() -> None:
+def test_topics_are_comma_separated_list_or_json() -> None:
     assert parse_options({**LOG, "topics": "trade, quote"}).topics == {"trade", "quote"}
     assert parse_options({**LOG, "topics": '["a,b", ""]'}).topics == {"a,b", ""}
 
@@ -129,9 +131,7 @@ def test_topics_are_a_list_or_json() -> None:
         ({**LOG, "startingOffsetsByTimestampStrategy": "x"}, "expected error or latest"),
     ],
 )
-def test_an_invalid_read_option_is_refused_in_one_line_that_names_it(
-    given: dict[str, str], expected: str
-) -> None:
+def test_invalid_read_option_raises_one_line_error(given: dict[str, str], expected: str) -> None:
     with pytest.raises(rt.InvalidOption) as error:
         parse_options(given)
     assert expected in str(error.value)
@@ -139,7 +139,7 @@ def test_an_invalid_read_option_is_refused_in_one_line_that_names_it(
     assert isinstance(error.value, ValueError)
 
 
-def test_a_consumer_is_for_streams_from_nodes() -> None:
+def test_consumer_is_rejected_without_streaming_or_endpoints() -> None:
     assert parse_options({**NODES, "consumer": "reader1"}).consumer == "reader1"
     assert parse_options({**NODES, "Consumer": "reader1"}, streaming=True).consumer == "reader1"
     with pytest.raises(rt.InvalidOption, match="consumer is only for streaming"):
@@ -165,19 +165,19 @@ def test_a_consumer_is_for_streams_from_nodes() -> None:
         ("kafka.max.poll.records", "nothing: leave it out"),
     ],
 )
-def test_an_option_of_kafka_is_refused_with_the_name_that_it_has_here(name: str, here: str) -> None:
+def test_kafka_option_is_rejected_with_name_of_rt_option(name: str, here: str) -> None:
     with pytest.raises(rt.InvalidOption) as error:
         parse_options({name: "x"})
     assert f"unknown option {name!r}: an option of Spark's Kafka source" in str(error.value)
     assert f"{name} → {here}" in str(error.value)
 
 
-def test_a_write_publishes_headers_without_an_option() -> None:
+def test_include_headers_is_rejected_as_write_option() -> None:
     with pytest.raises(rt.InvalidOption, match="includeHeaders → nothing: a write publishes the column"):
         sink_options.parse_write_options({"includeHeaders": "true"}, streaming=False)
 
 
-def test_all_options_of_kafka_are_named_in_one_error() -> None:
+def test_kafka_options_are_all_named_in_one_error() -> None:
     given = {"kafka.bootstrap.servers": "n:9092", "subscribe": "trades", "startingOffsets": "latest"}
     with pytest.raises(rt.InvalidOption) as error:
         parse_options(given)
@@ -187,12 +187,12 @@ def test_all_options_of_kafka_are_named_in_one_error() -> None:
     assert "startingOffsets →" not in str(error.value)
 
 
-def test_a_directory_may_be_given_as_the_url_of_a_file() -> None:
+def test_path_may_be_file_url() -> None:
     for url in ("file:/log", "file:///log"):
         assert parse_options({"path": url}).where == DirectorySource("/log")
 
 
-def test_the_driver_waits_for_nodes_as_long_as_the_connect_timeout_says() -> None:
+def test_connect_timeout_ms_sets_connect_seconds_with_default_5() -> None:
     where = parse_options({**NODES, "connecttimeoutms": "250"}).where
     assert isinstance(where, ClusterSource)
     assert where.connect_seconds == 0.25
@@ -200,7 +200,7 @@ def test_the_driver_waits_for_nodes_as_long_as_the_connect_timeout_says() -> Non
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp"])
-def test_a_stream_has_no_end(name: str) -> None:
+def test_ending_options_are_rejected_for_streams(name: str) -> None:
     with pytest.raises(rt.InvalidOption, match=f"{name} is for batch queries"):
         parse_options({**LOG, name: "5"}, streaming=True)
 
@@ -208,6 +208,6 @@ def test_a_stream_has_no_end(name: str) -> None:
 @pytest.mark.parametrize(
     "value", [None, True, 1.0, -1, 2**80, "5", {}, {"position": True}, {"offset": 1}, {"position": 1, "e": 1}]
 )
-def test_starting_offsets_that_are_no_position_are_refused(value: object) -> None:
+def test_invalid_starting_offsets_are_rejected(value: object) -> None:
     with pytest.raises(rt.InvalidOption, match="startingOffsets cannot be"):
         parse_start("startingOffsets", value)

@@ -1,4 +1,4 @@
-"""Parts of a range, and ends of micro-batches: without gap or overlap, near block ends, never empty."""
+"""Partition planning and micro-batch ends: complete, disjoint, not empty, near block boundaries."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def outlines(draw: st.DrawFn) -> list[Waypoint]:
 
 
 @given(outlines(), st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 12), st.integers(1, 20_000))
-def test_parts_cover_the_range_and_none_is_empty(
+def test_parts_cover_range_without_gap_overlap_or_empty_part(
     waypoints: list[Waypoint], start: int, count: int, min_parts: int, part_bytes: int
 ) -> None:
     parts = plan_parts(waypoints, start, start + count, min_parts=min_parts, max_part_bytes=part_bytes)
@@ -37,18 +37,18 @@ def test_parts_cover_the_range_and_none_is_empty(
     assert len(parts) >= min(min_parts, count)
 
 
-def test_cuts_fall_between_blocks_where_one_is_near() -> None:
+def test_part_boundaries_fall_on_nearby_block_boundaries() -> None:
     parts = plan_parts(even(10), 0, 1000, min_parts=3, max_part_bytes=10**9)
     assert parts == [PositionRange(0, 300), PositionRange(300, 700), PositionRange(700, 1000)]
 
 
-def test_a_part_holds_no_more_than_it_may() -> None:
+def test_parts_respect_max_part_bytes() -> None:
     parts = plan_parts(even(100), 0, 10_000, min_parts=1, max_part_bytes=10_000)
     assert len(parts) == 10
     assert {part.end - part.start for part in parts} == {1000}
 
 
-def test_one_block_is_split_for_more_partitions() -> None:
+def test_single_block_is_split_to_reach_min_parts() -> None:
     assert plan_parts(even(1), 0, 100, min_parts=4, max_part_bytes=10**9) == [
         PositionRange(0, 25),
         PositionRange(25, 50),
@@ -57,14 +57,14 @@ def test_one_block_is_split_for_more_partitions() -> None:
     ]
 
 
-def test_there_are_no_more_parts_than_positions() -> None:
+def test_parts_are_at_most_as_many_as_positions() -> None:
     assert plan_parts(even(1), 7, 9, min_parts=5, max_part_bytes=1) == [
         PositionRange(7, 8),
         PositionRange(8, 9),
     ]
 
 
-def test_large_blocks_weigh_more_than_many_positions() -> None:
+def test_parts_are_balanced_by_bytes_not_positions() -> None:
     waypoints = [Waypoint(0, 0), Waypoint(1000, 100), Waypoint(1001, 10_000), Waypoint(1002, 20_000)]
     assert plan_parts(waypoints, 0, 1002, min_parts=2, max_part_bytes=10**9) == [
         PositionRange(0, 1001),
@@ -73,20 +73,20 @@ def test_large_blocks_weigh_more_than_many_positions() -> None:
 
 
 @given(outlines(), st.integers(0, 300), st.integers(1, 500), st.integers(1, 20_000))
-def test_a_limit_of_bytes_always_leaves_one_message(
+def test_byte_limit_always_allows_one_message(
     waypoints: list[Waypoint], start: int, count: int, limit: int
 ) -> None:
     assert start < end_within(iter(waypoints), start, start + count, limit) <= start + count
 
 
-def test_a_limit_of_bytes_ends_where_they_are_used_up() -> None:
+def test_byte_limit_ends_range_at_used_up_bytes() -> None:
     assert end_within(iter(even(10)), 0, 1000, 3000) == 300
     assert end_within(iter(even(10)), 50, 1000, 3000) == 350
     assert end_within(iter(even(10)), 0, 1000, 10**9) == 1000
     assert end_within(iter(even(10)), 0, 120, 10**9) == 120
 
 
-def test_no_more_of_an_outline_is_read_than_needed() -> None:
+def test_byte_limit_reads_only_needed_waypoints_of_outline() -> None:
     waypoints = iter(even(1000))
     end_within(waypoints, 0, 100_000, 2500)
     assert next(waypoints).position == 400

@@ -1,4 +1,4 @@
-"""Planning and reading a batch query as Spark calls for it, in no JVM: bounds, parts, and what is wrong."""
+"""Planning and reading of batch queries as Spark calls them, without a JVM: bounds, parts, errors."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def positions(path: str, filters: list[Filter] | None = None, **options: str) ->
     return [row for part in parts for batch in reading.read(part) for row in batch["position"].to_pylist()]
 
 
-def test_parts_together_hold_each_row_once_in_order(feeds: Feeds) -> None:
+def test_parts_together_yield_each_row_once_in_order(feeds: Feeds) -> None:
     wanted = [row.position for row in feeds.rows()]
     assert positions(feeds.path, minPartitions="7") == wanted
     assert positions(feeds.path, maxPartitionBytes="5k") == wanted
     assert len(reader(feeds.path, maxPartitionBytes="5k").partitions()) > 3
 
 
-def test_bounds_are_positions_or_times(feeds: Feeds) -> None:
+def test_bounds_are_positions_or_timestamps(feeds: Feeds) -> None:
     rows = feeds.rows()
     assert positions(feeds.path, startingOffsets="17", endingOffsets="90") == list(range(17, 90))
     assert positions(feeds.path, startingOffsets="latest") == []
@@ -97,33 +97,33 @@ def test_bounds_are_positions_or_times(feeds: Feeds) -> None:
     assert positions(feeds.path, endingTimestamp=str(2**42)) == list(range(len(rows)))
 
 
-def test_filters_from_spark_narrow_the_plan(feeds: Feeds) -> None:
+def test_pushed_filters_select_matching_rows(feeds: Feeds) -> None:
     filters = [IsNotNull(("position",)), GreaterThanOrEqual(("position",), 30)]
     wanted = [row.position for row in feeds.rows(30)]
     assert positions(feeds.path, filters) == wanted
     assert positions(feeds.path, [EqualTo(("session",), "nobody")]) == []
 
 
-def test_spark_finds_no_filter_pushdown_if_it_is_off(feeds: Feeds) -> None:
+def test_reader_does_not_override_push_filters_if_pushdown_is_off(feeds: Feeds) -> None:
     planning = reader(feeds.path)
     assert planning.pushFilters.__func__ is DataSourceReader.pushFilters
 
 
-def test_a_query_without_rows_has_no_partitions_and_ignores_foreign_ones(feeds: Feeds) -> None:
+def test_query_without_rows_has_no_partitions_and_ignores_foreign_partitions(feeds: Feeds) -> None:
     planning = reader(feeds.path, startingOffsets="latest")
     assert planning.partitions() == []
     assert list(planning.read(InputPartition(None))) == []
     assert list(planning.read(None)) == []  # type: ignore[arg-type]
 
 
-def test_pickled_readers_are_small_and_hold_nothing_open(feeds: Feeds) -> None:
+def test_pickled_reader_and_partition_are_small(feeds: Feeds) -> None:
     planning = reader(feeds.path)
     (part,) = planning.partitions()
     assert len(pickle.dumps(part)) < 200
     assert len(pickle.dumps(planning)) < 2000
 
 
-def test_a_read_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
+def test_abandoned_read_closes_its_files(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.publish("a", [bytes(2**20)] * 24, "t", range(24))
     feeds.merge()
@@ -158,7 +158,7 @@ def test_a_read_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
         (ALL, {"consumer": "reader1"}, "consumer needs endpoints"),
     ],
 )
-def test_a_read_error_is_one_line(
+def test_invalid_schema_or_option_raises_one_line_error(
     feeds: Feeds, schema: Schema, options: dict[str, str], expected: str
 ) -> None:
     with pytest.raises(rt.RtError) as error:
@@ -167,25 +167,25 @@ def test_a_read_error_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_schema_with_columns_that_are_not_null_is_refused(feeds: Feeds) -> None:
+def test_schema_with_not_null_columns_is_rejected(feeds: Feeds) -> None:
     """Spark would refuse the rows, in each task."""
     schema = StructType().add("position", LongType(), nullable=False).add("topic", StringType())
     with pytest.raises(rt.InvalidOption, match="columns that are NOT NULL: position"):
         RtDataSource({"path": feeds.path}).reader(schema)
 
 
-def test_a_directory_without_a_log_is_named(tmp_path: Path) -> None:
+def test_directory_without_log_raises_log_not_found_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(rt.LogNotFound) as error:
         reader(str(tmp_path)).partitions()
     assert f"not a log directory (at {tmp_path})" in str(error.value)
 
 
-def test_a_path_of_a_log_is_needed_before_anything_is_read() -> None:
+def test_missing_path_and_endpoints_raise_invalid_option_before_reading() -> None:
     with pytest.raises(rt.InvalidOption, match="neither path nor endpoints"):
         RtDataSource({}).schema()
 
 
-def test_messages_trimmed_before_planning_or_reading_are_an_error_or_skipped(tmp_path: Path) -> None:
+def test_messages_trimmed_before_planning_or_reading_raise_gap_or_are_skipped(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     first = feeds.fill(20)
     feeds.roll()

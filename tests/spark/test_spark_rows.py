@@ -1,4 +1,4 @@
-"""Rows on their way out: spooled to disk and read back, in their order or another."""
+"""Rows to be published: spooled to disk, read back in any order, and rejected if invalid."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spooled(tmp_path: Path, *batches: pa.RecordBatch, topic: str | None = None) 
     return spool
 
 
-def test_rows_come_back_as_they_were_or_in_another_order(tmp_path: Path) -> None:
+def test_spooled_rows_are_read_back_in_original_or_given_order(tmp_path: Path) -> None:
     made = [SpooledRow(b"%d" % n, "t" * (n % 3), n) for n in range(3000)]
     parts = [made[:1], made[1:2500], [], made[2500:]]
     batches = [
@@ -44,7 +44,7 @@ def test_rows_come_back_as_they_were_or_in_another_order(tmp_path: Path) -> None
         assert os.listdir(tmp_path / "disk") == []
 
 
-def test_microseconds_become_nanoseconds_and_strings_their_utf_8(tmp_path: Path) -> None:
+def test_spool_converts_microseconds_to_nanoseconds_and_strings_to_utf_8(tmp_path: Path) -> None:
     stamps = pa.array([5, -7], pa.timestamp("us", tz="UTC"))
     with spooled(tmp_path, batch(value=pa.array(["é", "b"]), timestamp=stamps), topic="all") as spool:
         assert list(spool.rows(None)) == [
@@ -53,7 +53,7 @@ def test_microseconds_become_nanoseconds_and_strings_their_utf_8(tmp_path: Path)
         ]
 
 
-def test_without_timestamps_rows_have_none(tmp_path: Path) -> None:
+def test_spooled_rows_have_no_timestamp_without_timestamp_column(tmp_path: Path) -> None:
     with spooled(tmp_path, batch(value=pa.array([b"a"]))) as spool:
         assert list(spool.rows(None)) == [SpooledRow(b"a", "", None)]
     with spooled(tmp_path) as spool:
@@ -88,14 +88,12 @@ def test_without_timestamps_rows_have_none(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_rows_that_cannot_be_published_are_refused(
-    tmp_path: Path, columns: dict[str, pa.Array], error: str
-) -> None:
+def test_invalid_rows_raise_invalid_message(tmp_path: Path, columns: dict[str, pa.Array], error: str) -> None:
     with Spool(str(tmp_path), None) as spool, pytest.raises(rt.InvalidMessage, match=error):
         spool.fill([batch(**columns)])
 
 
-def test_values_above_the_limit_are_refused_before_any_row_is_published(
+def test_rows_above_size_limit_raise_message_too_large_while_spooling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (spool_module, batcher):
@@ -130,7 +128,7 @@ def test_values_above_the_limit_are_refused_before_any_row_is_published(
         ),
     ],
 )
-def test_columns_that_cannot_be_published_are_refused(
+def test_invalid_columns_raise_invalid_option(
     fields: list[tuple[str, str]], topic: str | None, error: str
 ) -> None:
     with pytest.raises(rt.InvalidOption, match=error):

@@ -1,4 +1,4 @@
-"""`format("rt")` as a sink: rows are merged when the write returns, once each however often it is made."""
+"""`format("rt")` as a batch sink: rows are merged when the write returns, and a repeat adds none."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def numbers(spark: SparkSession, count: int) -> DataFrame:
     )
 
 
-def test_a_batch_write_is_merged_when_it_returns_and_made_twice_adds_nothing(
-    spark: SparkSession, sink: Sink
-) -> None:
+def test_batch_write_is_merged_on_return_and_repeat_adds_no_rows(spark: SparkSession, sink: Sink) -> None:
     options = sink.options("batch")
     save(numbers(spark, 500), {**options, "version": "7"})
 
@@ -42,7 +40,7 @@ def test_a_batch_write_is_merged_when_it_returns_and_made_twice_adds_nothing(
         save(numbers(spark, 5), {**options, "version": "7"})
 
 
-def test_the_batch_write_of_the_page_can_be_repeated(spark: SparkSession, sink: Sink) -> None:
+def test_batch_write_example_of_docs_page_can_be_repeated(spark: SparkSession, sink: Sink) -> None:
     (block,) = [
         block
         for block in blocks("docs/spark.md")
@@ -69,7 +67,7 @@ def test_the_batch_write_of_the_page_can_be_repeated(spark: SparkSession, sink: 
         ("select 'a' value", {"key": "/none.key"}, "/none.key"),
     ],
 )
-def test_columns_that_cannot_be_published_are_refused_with_a_hint(
+def test_invalid_rows_or_columns_are_rejected_with_hint_and_publish_no_messages(
     spark: SparkSession, sink: Sink, query: str, more: dict[str, str], error: str
 ) -> None:
     with pytest.raises(PySparkException, match=error):
@@ -77,7 +75,7 @@ def test_columns_that_cannot_be_published_are_refused_with_a_hint(
     assert sink.messages("refused") == []
 
 
-def test_a_write_with_a_row_that_is_refused_is_finished_with_the_corrected_row(
+def test_write_with_rejected_row_is_finished_by_repeat_with_corrected_row(
     spark: SparkSession, sink: Sink
 ) -> None:
     options = sink.options("corrected")
@@ -97,6 +95,6 @@ def test_a_write_with_a_row_that_is_refused_is_finished_with_the_corrected_row(
     assert found == list(range(300))
 
 
-def test_messages_cannot_be_overwritten(spark: SparkSession, sink: Sink) -> None:
+def test_overwrite_mode_is_rejected(spark: SparkSession, sink: Sink) -> None:
     with pytest.raises(PySparkException, match="messages cannot be overwritten"):
         save(numbers(spark, 1), sink.options("refused"), "overwrite")

@@ -1,4 +1,4 @@
-"""Streams: micro-batches that hold each message once, of the sizes asked for, over restarts and trims."""
+"""Spark streams: micro-batches with each message once, limits, restarts, trims and forced resets."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def forced(feeds: Feeds) -> tuple[int, int]:
     ],
     ids=["end", "batch", "available_now", "start_of_a_table", "end_of_a_table"],
 )
-def test_an_offset_in_a_directory_is_compared_with_the_place_of_a_forced_reset(
+def test_offset_of_old_epoch_beyond_forced_reset_raises_diverged_in_directory(
     feeds: Feeds, forced: tuple[int, int], ask: Callable[[RtStreamReader, dict[str, int]], object]
 ) -> None:
     position, end = forced
@@ -87,7 +87,7 @@ def test_an_offset_in_a_directory_is_compared_with_the_place_of_a_forced_reset(
         stream.stop()
 
 
-def test_a_stream_in_a_directory_goes_on_over_a_forced_reset(feeds: Feeds) -> None:
+def test_stream_from_directory_continues_across_forced_reset(feeds: Feeds) -> None:
     position = feeds.fill(5).stop
     stream = reader(feeds)
     before = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
@@ -102,7 +102,7 @@ def test_a_stream_in_a_directory_goes_on_over_a_forced_reset(feeds: Feeds) -> No
     stream.stop()
 
 
-def test_a_task_reads_no_other_messages_of_a_directory_than_were_planned(
+def test_task_planned_beyond_forced_reset_raises_diverged_in_directory(
     feeds: Feeds, forced: tuple[int, int]
 ) -> None:
     position, _ = forced
@@ -112,12 +112,12 @@ def test_a_task_reads_no_other_messages_of_a_directory_than_were_planned(
     assert sum(rows) == position
 
 
-def test_the_text_of_an_offset_is_always_the_same_for_the_same_place(feeds: Feeds) -> None:
+def test_initial_offset_has_fixed_json_text(feeds: Feeds) -> None:
     feeds.fill(5)
     assert json.dumps(reader(feeds).initialOffset()) == '{"position": 0, "epoch": 1, "first": 0}'
 
 
-def test_where_a_query_begins_is_asked_of_the_log_once(feeds: Feeds) -> None:
+def test_initial_offset_stays_fixed_while_log_grows(feeds: Feeds) -> None:
     first = feeds.fill(5)
     stream = reader(feeds, startingOffsets="latest")
     start = at(first.stop, first.stop)
@@ -129,7 +129,7 @@ def test_where_a_query_begins_is_asked_of_the_log_once(feeds: Feeds) -> None:
     stream.stop()
 
 
-def test_the_end_follows_the_log_over_segments_and_never_goes_back(feeds: Feeds) -> None:
+def test_latest_offset_follows_log_across_segments(feeds: Feeds) -> None:
     stream = reader(feeds)
     ends = []
     for _ in range(3):
@@ -142,7 +142,7 @@ def test_the_end_follows_the_log_over_segments_and_never_goes_back(feeds: Feeds)
     stream.stop()
 
 
-def test_a_torn_tail_is_not_offered(feeds: Feeds) -> None:
+def test_latest_offset_excludes_torn_tail(feeds: Feeds) -> None:
     end = feeds.fill(5).stop
     stream = reader(feeds)
     with open(f"{feeds.path}/log.0.0", "ab") as file:
@@ -151,7 +151,7 @@ def test_a_torn_tail_is_not_offered(feeds: Feeds) -> None:
     stream.stop()
 
 
-def test_limits_are_those_of_the_options_and_exact_for_messages(feeds: Feeds) -> None:
+def test_read_limit_matches_options_and_is_exact_for_message_count(feeds: Feeds) -> None:
     end = feeds.fill(100).stop
     stream = reader(feeds, maxOffsetsPerTrigger="10")
     assert stream.getDefaultReadLimit() == ReadMaxRows(10)
@@ -165,7 +165,7 @@ def test_limits_are_those_of_the_options_and_exact_for_messages(feeds: Feeds) ->
     assert reader(feeds).getDefaultReadLimit() == ReadAllAvailable()
 
 
-def test_both_limits_count(feeds: Feeds) -> None:
+def test_offset_and_byte_limits_both_apply(feeds: Feeds) -> None:
     for _ in range(40):
         feeds.publish("a", [os.urandom(100_000)], "t", [1])
     feeds.merge()
@@ -175,7 +175,7 @@ def test_both_limits_count(feeds: Feeds) -> None:
     stream.stop()
 
 
-def test_available_now_ends_where_the_log_ended_when_the_query_began(feeds: Feeds) -> None:
+def test_available_now_ends_at_log_end_of_query_start(feeds: Feeds) -> None:
     first = feeds.fill(5).stop
     stream = reader(feeds)
     stream.prepareForTriggerAvailableNow()
@@ -185,7 +185,7 @@ def test_available_now_ends_where_the_log_ended_when_the_query_began(feeds: Feed
     stream.stop()
 
 
-def test_a_start_below_the_log_is_an_error_that_names_both_positions_or_is_skipped(feeds: Feeds) -> None:
+def test_start_below_log_start_raises_gap_with_both_positions_or_skips_trimmed_messages(feeds: Feeds) -> None:
     first = feeds.fill(5).stop
     feeds.roll()
     second = feeds.fill(5).stop
@@ -201,7 +201,7 @@ def test_a_start_below_the_log_is_an_error_that_names_both_positions_or_is_skipp
     stream.stop()
 
 
-def test_a_checkpoint_beyond_the_log_is_an_error(feeds: Feeds) -> None:
+def test_checkpoint_beyond_log_end_raises_gap_unless_data_loss_is_allowed(feeds: Feeds) -> None:
     end = feeds.fill(5).stop
     stream = reader(feeds)
     for ask in (
@@ -216,7 +216,7 @@ def test_a_checkpoint_beyond_the_log_is_an_error(feeds: Feeds) -> None:
     careless.stop()
 
 
-def test_a_first_batch_that_is_repeated_starts_where_the_query_started(feeds: Feeds) -> None:
+def test_repeated_first_batch_starts_at_original_start(feeds: Feeds) -> None:
     begin = feeds.fill(5).stop
     stream = reader(feeds, startingOffsets="latest")
     start = stream.initialOffset()
@@ -230,7 +230,7 @@ def test_a_first_batch_that_is_repeated_starts_where_the_query_started(feeds: Fe
     restarted.stop()
 
 
-def test_a_first_batch_that_is_repeated_names_what_was_trimmed_of_it(feeds: Feeds) -> None:
+def test_repeated_first_batch_raises_gap_if_its_start_was_trimmed(feeds: Feeds) -> None:
     stream = reader(feeds)
     start = stream.initialOffset()
     low = feeds.fill(5).stop
@@ -246,7 +246,7 @@ def test_a_first_batch_that_is_repeated_names_what_was_trimmed_of_it(feeds: Feed
     restarted.stop()
 
 
-def test_a_start_after_the_end_is_an_error(feeds: Feeds) -> None:
+def test_start_after_end_raises_gap(feeds: Feeds) -> None:
     feeds.fill(20)
     stream = reader(feeds)
     with pytest.raises(rt.Gap, match="the query needs position 3, but the log starts again at position 9"):
@@ -258,7 +258,7 @@ def test_a_start_after_the_end_is_an_error(feeds: Feeds) -> None:
     "offset",
     [{"offset": 1}, {"position": 1}, at(1) | {"position": "1"}, at(1) | {"epoch": 1.0}, at(1, -1), {}],
 )
-def test_a_checkpoint_of_another_source_is_refused(feeds: Feeds, offset: dict[str, Any]) -> None:
+def test_checkpoint_with_invalid_offset_is_rejected(feeds: Feeds, offset: dict[str, Any]) -> None:
     feeds.fill(1)
     stream = reader(feeds)
     with pytest.raises(rt.InvalidOption, match="the offset in the checkpoint cannot be"):
@@ -289,7 +289,7 @@ def holding(fake: FakeLog, monkeypatch: pytest.MonkeyPatch, **options: str) -> R
     return RtStreamReader(parse_options({**nodes, **options}, streaming=True), SCHEMA)
 
 
-def test_a_consumer_holds_what_its_checkpoint_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumer_holds_positions_not_covered_by_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeLog()
     stream = holding(fake, monkeypatch, consumer="reader1", startingOffsets="7")
     start = stream.initialOffset()
@@ -304,7 +304,7 @@ def test_a_consumer_holds_what_its_checkpoint_does_not_cover(monkeypatch: pytest
     assert fake.held == [("reader1", 7), ("reader1", 20)]
 
 
-def test_a_query_without_consumer_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_without_consumer_sets_no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeLog()
     stream = holding(fake, monkeypatch)
     stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
@@ -312,7 +312,7 @@ def test_a_query_without_consumer_holds_nothing(monkeypatch: pytest.MonkeyPatch)
     assert fake.held == []
 
 
-def test_a_hold_that_reached_no_node_is_sent_again_with_the_next_batch(
+def test_hold_is_sent_again_with_next_batch_if_nodes_are_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = FakeLog()
@@ -333,7 +333,7 @@ def test_a_hold_that_reached_no_node_is_sent_again_with_the_next_batch(
         stream.commit(at(25))
 
 
-def test_copies_for_executors_carry_no_open_files(feeds: Feeds) -> None:
+def test_stream_reader_can_be_pickled_and_keeps_initial_offset(feeds: Feeds) -> None:
     import pickle
 
     feeds.fill(5)
@@ -368,7 +368,7 @@ def stream(spark: SparkSession, feeds: Feeds, **options: object) -> DataFrame:
 
 
 @pytest.mark.slow
-def test_micro_batches_keep_their_limit_and_a_restart_continues_after_them(
+def test_micro_batches_respect_limit_and_restart_continues_after_them(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:
     first = feeds.fill(60).stop
@@ -394,7 +394,7 @@ def test_micro_batches_keep_their_limit_and_a_restart_continues_after_them(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_below_the_log_fails_the_query_or_continues_after_the_gap(
+def test_checkpoint_below_log_start_fails_query_or_continues_after_gap(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:
     first = feeds.fill(10).stop

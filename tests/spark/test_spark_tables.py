@@ -1,4 +1,4 @@
-"""Tables: CREATE TABLE … USING rt, and `spark.catalog.createTable`. Their options are those of a query."""
+"""Spark tables created USING rt or by the catalog: their rows, options, streams and errors."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def positions(spark: SparkSession, table: str) -> list[int]:
         "OPTIONS (path '{path}') COMMENT 'trades' TBLPROPERTIES ('a' = 'b', 'subscribe' = 'x')",
     ],
 )
-def test_a_table_has_the_rows_of_its_log(spark: SparkSession, feeds: Feeds, table: str, how: str) -> None:
+def test_table_has_rows_of_its_log(spark: SparkSession, feeds: Feeds, table: str, how: str) -> None:
     spark.sql(f"CREATE TABLE {table} USING rt {how.format(path=feeds.path)}")
     assert positions(spark, table) == [row.position for row in feeds.rows()]
 
 
-def test_a_table_of_the_catalog_keeps_its_options(spark: SparkSession, feeds: Feeds, table: str) -> None:
+def test_catalog_table_keeps_its_options(spark: SparkSession, feeds: Feeds, table: str) -> None:
     spark.catalog.createTable(table, source="rt", path=feeds.path, startingOffsets="7", topics="trade,quote")
     expected = [row.position for row in feeds.rows(7) if row.topic in {"trade", "quote"}]
     assert positions(spark, table) == expected
@@ -54,9 +54,7 @@ def test_a_table_of_the_catalog_keeps_its_options(spark: SparkSession, feeds: Fe
     assert sorted(row.position for row in rows) == [one for one in expected if one >= 9]
 
 
-def test_a_table_can_be_read_as_a_stream(
-    spark: SparkSession, feeds: Feeds, table: str, tmp_path: Path
-) -> None:
+def test_table_can_be_read_as_stream(spark: SparkSession, feeds: Feeds, table: str, tmp_path: Path) -> None:
     spark.sql(f"CREATE TABLE {table} USING rt OPTIONS (path '{feeds.path}', maxOffsetsPerTrigger '100')")
     query = (
         spark.readStream.table(table)
@@ -78,7 +76,7 @@ def test_a_table_can_be_read_as_a_stream(
         ("COMMENT 'x'", "neither path nor endpoints is given"),
     ],
 )
-def test_a_table_with_wrong_options_is_not_created(
+def test_table_with_invalid_options_is_not_created(
     spark: SparkSession, feeds: Feeds, table: str, how: str, error: str
 ) -> None:
     with pytest.raises(PySparkException, match=error):
@@ -86,9 +84,7 @@ def test_a_table_with_wrong_options_is_not_created(
     assert not spark.catalog.tableExists(table)
 
 
-def test_a_table_with_a_list_of_columns_says_that_spark_drops_its_options(
-    spark: SparkSession, feeds: Feeds, table: str
-) -> None:
+def test_table_with_column_list_raises_error_when_read(spark: SparkSession, feeds: Feeds, table: str) -> None:
     spark.sql(f"CREATE TABLE {table} (position long) USING rt OPTIONS (path '{feeds.path}')")
     with pytest.raises(PySparkException, match="A table needs them in OPTIONS, and no list of columns"):
         positions(spark, table)

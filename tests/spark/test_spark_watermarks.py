@@ -1,4 +1,4 @@
-"""Watermarks of Spark over logs: late messages, quiet streams, and restarts from the checkpoint."""
+"""Watermarks of Spark over logs: late messages, idle streams, and restarts from the checkpoint."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def dropped(progress: list[dict[str, Any]]) -> int:
     return sum(one["numRowsDroppedByWatermark"] for each in progress for one in each["stateOperators"])
 
 
-def test_late_messages_are_dropped_and_counted_also_after_restarts(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_late_messages_are_dropped_and_counted_after_restarts(spark: SparkSession, tmp_path: Path) -> None:
     def windows() -> DataFrame:
         frame = source(spark, feeds, maxOffsetsPerTrigger="3", topics="t")
         windows = frame.withWatermark("timestamp", "10 seconds").groupBy(F.window("timestamp", "10 seconds"))
@@ -83,7 +81,7 @@ def test_late_messages_are_dropped_and_counted_also_after_restarts(
         assert run.rows() == [(0, 4), (10, 2), (20, 1), (30, 1)]
 
 
-def test_joined_streams_wait_for_a_message_of_each_after_a_restart(
+def test_joined_streams_wait_for_new_message_of_each_stream_after_restart(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     def joined() -> DataFrame:

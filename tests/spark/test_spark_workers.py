@@ -1,4 +1,4 @@
-"""What a worker of Spark's carries from task to task: no more than it has to."""
+"""Python workers of Spark: frozen modules, and no import of pandas for reading."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ print(first > 0, gc.get_freeze_count() - first)
         ("None", "False 0"),
     ],
 )
-def test_modules_are_frozen_once_and_in_processes_of_sparks_alone(spec: str, told: str) -> None:
+def test_modules_are_frozen_once_and_only_in_spark_processes(spec: str, told: str) -> None:
     """Behind each task Spark walks all that is not."""
     run = subprocess.run(
         [sys.executable, "-c", SETTLING.format(spec=spec)], capture_output=True, text=True, check=True
@@ -47,7 +47,7 @@ print(sum(batch.num_rows for batch in gather(rows, columns)), "pandas" in sys.mo
 """
 
 
-def test_a_worker_that_reads_does_not_load_pandas(tmp_path: Path) -> None:
+def test_worker_does_not_import_pandas_to_read(tmp_path: Path) -> None:
     """It takes each new worker a third of a second, and each collection of garbage 20 ms."""
     pytest.importorskip("pandas")
     feeds = Feeds(tmp_path)

@@ -1,4 +1,4 @@
-"""Which host should serve which queue: hosts with the same view agree, and few queues move."""
+"""Assignment policies: hosts with the same view agree on queue owners, and few queues move."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rt.streams.queue.mapper import HashRingQueueMapper
 HOSTS = st.sets(st.sampled_from("ABCDEF"), min_size=1, max_size=6)
 
 
-def test_the_resources_of_a_missing_bucket_go_to_the_buckets_with_the_fewest() -> None:
+def test_best_fit_moves_resources_of_missing_bucket_to_buckets_with_fewest() -> None:
     assert ideal_fit("ABC", range(7)) == {"A": [0, 1, 2], "B": [3, 4], "C": [5, 6]}
     assert best_fit("ABC", range(7), "AC") == {"A": [0, 1, 2, 4], "C": [5, 6, 3]}
     assert best_fit("ABC", range(7)) == ideal_fit("ABC", range(7))
@@ -37,7 +37,7 @@ def test_the_resources_of_a_missing_bucket_go_to_the_buckets_with_the_fewest() -
     assert best_fit("ABC", []) == {"A": [], "B": [], "C": []}
 
 
-def test_unknown_or_missing_buckets_are_an_error() -> None:
+def test_best_fit_raises_value_error_for_unknown_bucket_or_no_buckets() -> None:
     with pytest.raises(ValueError, match="unknown bucket: D"):
         best_fit("ABC", range(7), "AD")
     with pytest.raises(ValueError, match="no buckets"):
@@ -46,7 +46,7 @@ def test_unknown_or_missing_buckets_are_an_error() -> None:
 
 @given(HOSTS, st.integers(0, 20), st.data())
 @settings(max_examples=60)
-def test_best_fit_is_even_complete_independent_of_order_and_keeps_ideal_shares(
+def test_best_fit_is_complete_independent_of_order_and_keeps_ideal_shares(
     buckets: set[str], count: int, data: st.DataObject
 ) -> None:
     active = data.draw(st.sets(st.sampled_from(sorted(buckets)), min_size=1))
@@ -74,14 +74,14 @@ def test_shares_add_up_to_all_queues_and_differ_by_at_most_one(hosts: set[str], 
 
 @given(st.sets(st.sampled_from("ABCDEF"), min_size=1), st.integers(0, RING_SIZE - 1))
 @settings(max_examples=40)
-def test_every_position_of_the_ring_belongs_to_one_host(hosts: set[str], place: int) -> None:
+def test_ring_position_belongs_to_exactly_one_host(hosts: set[str], place: int) -> None:
     for at in (place, 0, RING_SIZE - 1):
         owners = [host for host in hosts if any(at in part for part in ring_parts(host, hosts, points=8))]
         assert len(owners) == 1
     assert ring_parts("Z", hosts) == ring_parts("Z", []) == ()
 
 
-def test_on_the_ring_only_the_queues_of_a_new_host_move_and_parts_are_about_equal() -> None:
+def test_ring_moves_queues_only_to_new_host_and_keeps_shares_about_equal() -> None:
     def owners(hosts: str) -> dict[QueueId, str]:
         mapper = HashRingQueueMapper(500)
         return {
@@ -113,13 +113,13 @@ def said(decision: Assignment) -> tuple[list[str], list[str]]:
     return [queue.name for queue in decision.give_up], [queue.name for queue in decision.take]
 
 
-def test_a_static_deployment_ignores_which_hosts_are_present() -> None:
+def test_static_policy_ignores_presence_of_hosts() -> None:
     policy = StaticPolicy("ABC")
     assert said(policy.assign(view("A", "A"))) == ([], ["q-0", "q-1", "q-2"])
     assert said(policy.assign(view("B", "BC", held=[6, 3], taken=[4]))) == (["q-6"], [])
 
 
-def test_hosts_present_at_the_start_are_mature_at_once_and_others_later() -> None:
+def test_mature_policy_counts_initial_hosts_at_once_and_joined_hosts_after_delay() -> None:
     policy = MaturePolicy("ABC", maturity_s=100.0)
     assert said(policy.assign(view("A", "AC"))) == ([], ["q-0", "q-1", "q-2"]), "just its own, at first"
     assert said(policy.assign(view("A", "AC", held=[0, 1, 2], now_s=99.0))) == ([], [])
@@ -134,13 +134,13 @@ def test_hosts_present_at_the_start_are_mature_at_once_and_others_later() -> Non
     assert said(policy.assign(view("A", "AC", held=[*range(7)], now_s=260.0)))[0] == ["q-5", "q-6"]
 
 
-def test_a_host_outside_the_deployment_gets_no_queue_and_changes_no_share() -> None:
+def test_mature_policy_gives_no_queues_to_host_outside_deployment() -> None:
     policy = MaturePolicy("ABC", maturity_s=0.0)
     assert said(policy.assign(view("A", "ABCZ"))) == ([], ["q-0", "q-1", "q-2"])
     assert said(MaturePolicy("ABC", 0.0).assign(view("Z", "ABCZ", held=[1]))) == (["q-1"], [])
 
 
-def test_a_host_with_too_many_queues_gives_up_the_first_won_and_one_with_too_few_takes_free_ones() -> None:
+def test_share_policy_gives_up_oldest_surplus_queues_and_takes_free_queues() -> None:
     policy = SharePolicy(random.Random(1))
     assert said(policy.assign(view("A", "ABC", held=[6, 5, 4, 3]))) == (["q-6"], [])
     assert said(policy.assign(view("B", "ABC", held=[6, 5]))) == ([], [])
@@ -153,7 +153,7 @@ def test_a_host_with_too_many_queues_gives_up_the_first_won_and_one_with_too_few
 
 
 @pytest.mark.parametrize("policy", [RingPolicy(), StaticPolicy("AB"), MaturePolicy("AB", 0.0), SharePolicy()])
-def test_no_policy_requests_a_queue_that_another_host_holds(policy: AssignmentPolicy) -> None:
+def test_policies_request_no_queue_held_by_another_host(policy: AssignmentPolicy) -> None:
     assert policy.assign(view("A", "AB", taken=range(7))) == Assignment()
 
 
@@ -162,7 +162,7 @@ def test_no_policy_requests_a_queue_that_another_host_holds(policy: AssignmentPo
     [RingPolicy, lambda: StaticPolicy("ABC"), lambda: MaturePolicy("ABC", 0.0)],
     ids=["ring", "static", "mature"],
 )
-def test_a_queue_belongs_to_one_host_of_those_that_can_serve_it(make: Callable[[], AssignmentPolicy]) -> None:
+def test_policies_assign_queue_to_one_host_able_to_reach_it(make: Callable[[], AssignmentPolicy]) -> None:
     """A reaches no cluster but those of q-5 and q-6, C not that of q-0. Each host sees the others so."""
     reach = {f"q-{number}": frozenset("BC") for number in range(1, 5)}
     reach["q-0"] = frozenset("B")

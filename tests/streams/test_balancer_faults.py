@@ -1,4 +1,4 @@
-"""A balancer continues when its leases, listeners or policy fail during a change, and it can be stopped."""
+"""A lease balancer survives failures of leases, listeners and policy, and can be stopped."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def serving(count: int, leases: MemoryLeases, **kwargs: Any) -> tuple[Leas
     return balancer, host
 
 
-def test_leases_are_released_in_few_calls_however_many_queues_are_given_up() -> None:
+def test_stop_releases_leases_of_many_queues_in_few_calls() -> None:
     async def main() -> None:
         table = LeaseTable()
         leases = Counted(table)
@@ -105,7 +105,7 @@ def test_leases_are_released_in_few_calls_however_many_queues_are_given_up() -> 
     run(main())
 
 
-def test_a_lease_that_cannot_be_released_does_not_block_other_queues() -> None:
+def test_failed_lease_release_does_not_block_other_queues() -> None:
     async def main() -> None:
         table = LeaseTable()
         leases = Counted(table)
@@ -125,7 +125,7 @@ def test_a_lease_that_cannot_be_released_does_not_block_other_queues() -> None:
     run(main())
 
 
-def test_a_lease_under_release_is_not_renewed() -> None:
+def test_lease_is_not_renewed_during_its_release() -> None:
     async def main() -> None:
         leases = Counted(LeaseTable())
         balancer, _ = await serving(1, leases)
@@ -141,7 +141,7 @@ def test_a_lease_under_release_is_not_renewed() -> None:
 
 
 @pytest.mark.parametrize("call", ["held", "renew"])
-def test_a_call_that_fails_once_is_retried_whatever_the_error(call: str) -> None:
+def test_lease_call_is_retried_after_unexpected_error(call: str) -> None:
     async def main() -> None:
         leases = Counted(LeaseTable())
         balancer, host = await serving(3, leases)
@@ -156,7 +156,7 @@ def test_a_call_that_fails_once_is_retried_whatever_the_error(call: str) -> None
     run(main())
 
 
-def test_a_policy_that_fails_once_is_called_again() -> None:
+def test_policy_is_called_again_after_error() -> None:
     async def main() -> None:
         balancer = LeaseBalancer(MemoryLeases(LeaseTable(), "h1"), times=TIMES)
         assign, failures = balancer._policy.assign, [IndexError("a bug")]
@@ -188,7 +188,7 @@ async def for_ever(_: QueueId) -> None:
 
 
 @pytest.mark.parametrize("stops", [cancelled, for_ever])
-def test_a_queue_that_did_not_stop_in_time_moves_when_its_lease_expires(stops: Any) -> None:
+def test_queue_not_stopped_in_time_moves_after_its_lease_expires(stops: Any) -> None:
     async def main() -> None:
         table = LeaseTable()
         balancer, host = await serving(1, MemoryLeases(table, "h1"))
@@ -207,7 +207,7 @@ def test_a_queue_that_did_not_stop_in_time_moves_when_its_lease_expires(stops: A
     run(main())
 
 
-def test_a_cancelled_stop_notifies_the_listeners_that_their_queues_are_lost() -> None:
+def test_cancelled_stop_notifies_listeners_of_lost_queues() -> None:
     async def main() -> None:
         balancer, host = await serving(3, MemoryLeases(LeaseTable(), "h1"), drain_s=LONG_S)
         with pytest.raises(TimeoutError):
@@ -220,7 +220,7 @@ def test_a_cancelled_stop_notifies_the_listeners_that_their_queues_are_lost() ->
     run(main())
 
 
-def test_a_listener_added_while_a_queue_is_given_up_must_stop_it_too() -> None:
+def test_queue_under_release_is_held_until_late_listener_stops_it() -> None:
     async def main() -> None:
         table = LeaseTable()
         balancer, host = await serving(1, MemoryLeases(table, "h1"), drain_s=3.0)

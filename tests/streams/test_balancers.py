@@ -1,4 +1,4 @@
-"""Balancers over leases, in virtual time: one host serves a queue, few move, all are served in the end."""
+"""Balancers over leases, in virtual time: one host per queue, few moves, all queues served in the end."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ KINDS = ["ring", "deployment", "lease"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hosts_share_all_queues_and_a_join_or_leave_moves_few(kind: str) -> None:
+def test_hosts_share_all_queues_and_join_or_leave_moves_few(kind: str) -> None:
     async def main() -> None:
         world = World(kind, count=24)
         await world.join("h1", "h2", "h3")
@@ -195,7 +195,7 @@ def test_hosts_share_all_queues_and_a_join_or_leave_moves_few(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_dead_hosts_queues_are_served_again_after_its_leases_expire(kind: str) -> None:
+def test_queues_of_dead_host_are_served_again_after_its_leases_expire(kind: str) -> None:
     async def main() -> None:
         world = World(kind)
         await world.join("h1", "h2")
@@ -212,7 +212,7 @@ def test_a_dead_hosts_queues_are_served_again_after_its_leases_expire(kind: str)
     run(main())
 
 
-def test_a_static_deployment_does_not_move_a_dead_hosts_queues() -> None:
+def test_static_balancer_does_not_move_queues_of_dead_host() -> None:
     async def main() -> None:
         world = World("static", names=("h1", "h2"))
         await world.join("h1", "h2")
@@ -228,7 +228,7 @@ def test_a_static_deployment_does_not_move_a_dead_hosts_queues() -> None:
     run(main())
 
 
-def test_a_host_that_cannot_renew_stops_before_another_host_starts() -> None:
+def test_host_unable_to_renew_leases_stops_before_another_host_starts() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1", "h2")
@@ -251,7 +251,7 @@ def test_a_host_that_cannot_renew_stops_before_another_host_starts() -> None:
     run(main())
 
 
-def test_a_queue_that_a_listener_never_stops_moves_only_after_its_lease_expired() -> None:
+def test_queue_moves_only_after_lease_expiry_if_listener_never_stops_it() -> None:
     async def main() -> None:
         world = World("lease", count=2)
         await world.join("h1")
@@ -276,7 +276,7 @@ def test_a_queue_that_a_listener_never_stops_moves_only_after_its_lease_expired(
     run(main())
 
 
-def test_queues_are_owned_only_while_the_lease_is_valid_by_the_clock() -> None:
+def test_queues_are_owned_only_while_lease_is_valid_by_clock() -> None:
     async def main() -> None:
         now = [0.0]
         table = LeaseTable(lambda: now[0])
@@ -291,7 +291,7 @@ def test_queues_are_owned_only_while_the_lease_is_valid_by_the_clock() -> None:
     run(main())
 
 
-def test_a_lease_acquired_without_notice_is_released() -> None:
+def test_lease_granted_in_lost_answer_does_not_block_its_queue() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1")
@@ -308,7 +308,7 @@ def test_a_lease_acquired_without_notice_is_released() -> None:
     run(main())
 
 
-def test_a_lost_queue_is_not_acquired_again_before_its_work_has_stopped() -> None:
+def test_lost_queue_is_not_acquired_again_before_its_work_stops() -> None:
     async def main() -> None:
         world = World("lease", count=1)
         await world.join("h1")
@@ -332,7 +332,7 @@ def test_a_lost_queue_is_not_acquired_again_before_its_work_has_stopped() -> Non
     run(main())
 
 
-def test_of_two_hosts_with_one_name_only_one_serves_at_a_time() -> None:
+def test_second_host_with_same_name_serves_only_after_first_leaves() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1")
@@ -348,7 +348,7 @@ def test_of_two_hosts_with_one_name_only_one_serves_at_a_time() -> None:
     run(main())
 
 
-def test_a_balancer_ends_once_and_calls_no_listener_after_that() -> None:
+def test_stopped_balancer_cannot_restart_and_calls_no_listener() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1")
@@ -372,7 +372,7 @@ def test_a_balancer_ends_once_and_calls_no_listener_after_that() -> None:
     run(main())
 
 
-def test_a_listener_that_fails_does_not_end_the_balancer() -> None:
+def test_failing_listener_does_not_stop_balancer() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1")
@@ -416,7 +416,7 @@ class Bad:
     ],
     ids=range(11),
 )
-def test_invalid_settings_are_refused(wrong: Any) -> None:
+def test_invalid_settings_raise_invalid_option(wrong: Any) -> None:
     with pytest.raises(InvalidOption):
         wrong(MemoryLeases(LeaseTable(), "h1"))
 
@@ -431,7 +431,7 @@ STEP = st.one_of(
 @pytest.mark.parametrize("kind", KINDS)
 @given(steps=st.lists(STEP, min_size=10, max_size=30))
 @settings(max_examples=12, deadline=None)
-def test_no_queue_is_ever_served_twice_and_all_are_served_after_any_faults(
+def test_queues_have_one_host_during_faults_and_are_all_served_after_faults(
     kind: str, steps: list[tuple[str, Any]]
 ) -> None:
     async def main() -> None:
@@ -463,7 +463,7 @@ def test_no_queue_is_ever_served_twice_and_all_are_served_after_any_faults(
     run(main())
 
 
-def test_a_host_takes_nothing_from_another_one_of_its_owner_and_follows_when_that_has_ended(
+def test_second_host_of_same_owner_acquires_queues_only_after_first_host_dies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Queues that are logs: read from local files, written, read again, trimmed."""
+"""Queues on cluster logs: read from local files, published to, read again, and trimmed."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_each_topic_is_a_stream_and_each_position_a_token(log: Log, tmp_path: Path) -> None:
+def test_cluster_queue_maps_topics_to_streams_and_positions_to_tokens(log: Log, tmp_path: Path) -> None:
     async def main() -> None:
         log.publish(("n/a", b"0"), ("n/b", b"1"), ("n/a", b"2"), ("plain", b"3"))
         queues = ClusterQueues({"q": log.cluster(name="host")})
@@ -101,7 +101,7 @@ def test_each_topic_is_a_stream_and_each_position_a_token(log: Log, tmp_path: Pa
     asyncio.run(main())
 
 
-def test_a_trim_is_reported_as_a_gap_and_the_rest_is_read_again(log: Log) -> None:
+def test_trim_is_reported_as_gap_and_remaining_events_are_read_again(log: Log) -> None:
     log.publish(*[("n/a", b"%d" % number) for number in range(10)])
     log.merged.roll()
     log.publish(*[("n/a", b"%d" % number) for number in range(10, 20)])
@@ -121,7 +121,7 @@ def test_a_trim_is_reported_as_a_gap_and_the_rest_is_read_again(log: Log) -> Non
     asyncio.run(main())
 
 
-def test_published_events_are_synced_here_and_concurrent_calls_share_a_sync(tmp_path: Path) -> None:
+def test_concurrent_publish_calls_share_publisher_and_write_events_in_order(tmp_path: Path) -> None:
     made: list[rt.Publisher] = []
 
     def writer() -> rt.Publisher:
@@ -146,7 +146,7 @@ def test_published_events_are_synced_here_and_concurrent_calls_share_a_sync(tmp_
     assert {message.topic for message in messages} == {"n/a", "plain"}
 
 
-def test_every_publish_call_gets_the_error_of_a_publisher_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_publish_calls_all_raise_storage_failed_if_publisher_cannot_be_opened(tmp_path: Path) -> None:
     def writer() -> rt.Publisher:
         raise StorageFailed("no disk")
 
@@ -160,7 +160,7 @@ def test_every_publish_call_gets_the_error_of_a_publisher_that_cannot_be_opened(
     asyncio.run(main())
 
 
-def test_a_publisher_goes_on_after_the_system_refused_it_a_thread(
+def test_publish_succeeds_again_after_thread_could_not_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def writer() -> rt.Publisher:
@@ -184,7 +184,7 @@ def test_a_publisher_goes_on_after_the_system_refused_it_a_thread(
     asyncio.run(main())
 
 
-def test_a_message_may_carry_many_events_and_an_undecodable_one_is_delivered(log: Log) -> None:
+def test_message_is_split_into_events_and_undecodable_message_is_delivered_unreadable(log: Log) -> None:
     log.publish(("n/a", b"[1, 2]"), ("n/b", b"[3]"), ("n/a", b"no"), ("n/a", b"[]"))
     with rt.LogReader(merged_directory(str(log.root), "s")) as reader:
         read = [each for batch in reader.batches() for each in events_of(batch, {}, json.loads)]
@@ -204,7 +204,7 @@ def test_a_message_may_carry_many_events_and_an_undecodable_one_is_delivered(log
     asyncio.run(main())
 
 
-def test_columns_are_split_by_topic_in_order(log: Log) -> None:
+def test_batches_are_split_by_topic_in_order(log: Log) -> None:
     topics = ["n/a", "n/b", "", "n/a", "n/c", "n/b"]
     log.publisher.publish_many([b"first"] * 3, topic="n/a")
     for number in range(600):
@@ -224,7 +224,7 @@ def test_columns_are_split_by_topic_in_order(log: Log) -> None:
     assert found == wanted
 
 
-def test_no_topic_name_and_no_number_of_events_stops_a_queue(log: Log) -> None:
+def test_unusual_topics_and_messages_with_more_events_than_cache_are_delivered(log: Log) -> None:
     names = ["/a/b", "//", "/", "", "n/\n", "a//b"]
     for name in names:
         log.publisher.publish(json.dumps([name] * 50).encode(), topic=name)

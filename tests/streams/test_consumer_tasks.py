@@ -1,4 +1,4 @@
-"""Many consumers in one task: none of them stops, cancels or changes another one, in virtual time."""
+"""Many consumers share tasks without stopping, cancelling or changing each other, in virtual time."""
 
 import asyncio
 import itertools
@@ -74,7 +74,7 @@ class Task(Collector):
 
 
 @pytest.mark.slow
-def test_ten_thousand_consumers_woken_at_once_run_in_few_tasks_and_keep_their_order() -> None:
+def test_ten_thousand_woken_consumers_run_in_few_tasks_and_keep_event_order() -> None:
     streams, each = 10_000, 3
     found: dict[StreamId, Task] = {}
 
@@ -90,7 +90,7 @@ def test_ten_thousand_consumers_woken_at_once_run_in_few_tasks_and_keep_their_or
     run(program, many_streams(streams, streams * each))
 
 
-def test_a_consumer_that_hangs_delays_none_that_were_woken_with_it() -> None:
+def test_hanging_consumer_does_not_delay_consumers_woken_with_it() -> None:
     async def program(provider: StreamProvider) -> None:
         hanging = [Collector(slow_s=1e9) for _ in range(50)]
         got = [Collector() for _ in range(50)]
@@ -107,7 +107,7 @@ def test_a_consumer_that_hangs_delays_none_that_were_woken_with_it() -> None:
     run(program, drain_s=1)
 
 
-def test_consumers_that_all_wait_run_side_by_side() -> None:
+def test_waiting_consumers_run_concurrently() -> None:
     """A thousand consumers that need a second each need a second together."""
 
     async def program(provider: StreamProvider) -> None:
@@ -122,7 +122,7 @@ def test_consumers_that_all_wait_run_side_by_side() -> None:
     run(program)
 
 
-def test_a_consumer_that_raises_is_retried_alone() -> None:
+def test_raising_consumer_is_retried_alone() -> None:
     async def refuse(_: EventBatch) -> None:
         raise LookupError("not this one")
 
@@ -145,7 +145,7 @@ class Panic(BaseException):
     """As extension modules raise it."""
 
 
-def test_a_consumer_that_raises_no_exception_but_a_base_exception_is_retried_and_given_up() -> None:
+def test_consumer_raising_base_exception_fails_without_disturbing_others() -> None:
     async def panic(batch: EventBatch) -> None:
         if 2 in batch.events:
             raise Panic("of an extension module")
@@ -164,7 +164,7 @@ def test_a_consumer_that_raises_no_exception_but_a_base_exception_is_retried_and
     run(program, deliver_for_s=5)
 
 
-def test_a_consumer_that_is_no_coroutine_is_retried_alone() -> None:
+def test_consumer_with_non_async_on_batch_is_retried_alone() -> None:
     class Sync(StreamObserver):
         calls = 0
 
@@ -184,7 +184,7 @@ def test_a_consumer_that_is_no_coroutine_is_retried_alone() -> None:
     run(program, deliver_for_s=5)
 
 
-def test_a_consumer_may_end_itself_and_others_that_were_woken_with_it() -> None:
+def test_consumer_can_unsubscribe_itself_and_consumers_woken_with_it() -> None:
     handles: list[Subscription] = []
 
     async def end_all(_: EventBatch) -> None:
@@ -205,7 +205,7 @@ def test_a_consumer_may_end_itself_and_others_that_were_woken_with_it() -> None:
     run(program)
 
 
-def test_a_consumer_may_subscribe_others_within_its_call() -> None:
+def test_consumer_can_subscribe_other_consumers_within_its_call() -> None:
     made: list[Collector] = []
 
     async def program(provider: StreamProvider) -> None:
@@ -220,7 +220,7 @@ def test_a_consumer_may_subscribe_others_within_its_call() -> None:
     run(program, save_every_s=1000)
 
 
-def test_a_consumer_that_cancels_its_task_cancels_no_other() -> None:
+def test_consumer_cancelling_its_task_cancels_no_other_consumer() -> None:
     """At once, without waiting; and later, when the task may serve another consumer."""
     tasks: list[asyncio.Task[Any]] = []
     cancels = 2
@@ -263,7 +263,7 @@ def test_a_consumer_that_cancels_its_task_cancels_no_other() -> None:
     run(program)
 
 
-def test_a_consumer_that_takes_back_a_cancellation_disturbs_no_other() -> None:
+def test_consumer_cancelling_and_uncancelling_its_task_disturbs_no_other_consumer() -> None:
     """After `uncancel` the task still raises `CancelledError` where it waits next."""
     calls = 0
 
@@ -304,7 +304,7 @@ class CancelsItself(Collector):
         return None
 
 
-def test_a_consumer_that_cancels_its_task_is_not_called_after_its_end() -> None:
+def test_consumer_cancelling_its_task_is_not_called_after_close() -> None:
     """Its stream has no events for longer than `inactive_s`, and then the provider stops."""
     made: list[CancelsItself] = []
 
@@ -330,7 +330,7 @@ def test_a_consumer_that_cancels_its_task_is_not_called_after_its_end() -> None:
     virtual_time.run(main())
 
 
-def test_a_consumer_that_goes_back_without_end_starves_no_other() -> None:
+def test_consumer_rewinding_endlessly_starves_no_other_consumer() -> None:
     calls = 0
 
     async def to_and_fro(batch: EventBatch) -> SequenceToken:
@@ -350,7 +350,7 @@ def test_a_consumer_that_goes_back_without_end_starves_no_other() -> None:
     run(program, many_streams(2, 20), batch_events_max=1)
 
 
-def test_a_task_that_waited_serves_no_other_consumer() -> None:
+def test_tasks_of_waiting_consumers_are_not_shared() -> None:
     async def program(provider: StreamProvider) -> None:
         fast, slow = [Task() for _ in range(20)], [Task(slow_s=0.01) for _ in range(20)]
         await subscribe_all(provider, [*slow, *fast])
@@ -366,7 +366,7 @@ def test_a_task_that_waited_serves_no_other_consumer() -> None:
     run(program)
 
 
-def test_no_consumer_sees_the_context_variables_of_another() -> None:
+def test_context_variables_set_by_consumer_are_invisible_to_others() -> None:
     seen: list[str] = []
 
     async def mark(_: EventBatch) -> None:
@@ -388,7 +388,7 @@ def test_no_consumer_sees_the_context_variables_of_another() -> None:
     run(program)
 
 
-def test_no_consumer_sees_an_equal_but_other_value_of_another() -> None:
+def test_context_variable_replaced_by_equal_value_is_invisible_to_others() -> None:
     """Two empty lists are equal, but what is added to one is not in the other."""
     bag: ContextVar[list[int]] = ContextVar("bag")
     seen: list[list[int]] = []
@@ -409,7 +409,7 @@ def test_no_consumer_sees_an_equal_but_other_value_of_another() -> None:
     run(program)
 
 
-def test_a_context_variable_that_cannot_be_compared_stops_nothing() -> None:
+def test_context_variable_with_incomparable_value_stops_no_consumer() -> None:
     class Odd:
         def __eq__(self, other: object) -> bool:
             raise TypeError("not comparable")
@@ -431,7 +431,7 @@ def test_a_context_variable_that_cannot_be_compared_stops_nothing() -> None:
     run(program)
 
 
-def test_a_stop_while_many_are_woken_calls_none_afterwards_and_loses_none(
+def test_stop_while_consumers_are_woken_loses_no_event_and_makes_no_later_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next host delivers what the first one did not."""
@@ -462,7 +462,7 @@ def test_a_stop_while_many_are_woken_calls_none_afterwards_and_loses_none(
     virtual_time.run(main())
 
 
-def test_a_stop_waits_for_the_calls_under_way_only() -> None:
+def test_stop_waits_only_for_calls_in_progress() -> None:
     async def main() -> None:
         provider = StreamProvider("p", MemoryQueues(1), options=StreamOptions(drain_s=100))
         got = [Collector(slow_s=5 if at % 2 else 0) for at in range(100)]
@@ -489,7 +489,7 @@ class Plain:
         await self.act(task)
 
 
-def test_a_turn_is_bounded_so_that_the_event_loop_does_other_work() -> None:
+def test_turn_runs_at_most_turn_consumers_before_yielding_to_event_loop() -> None:
     calls = 0
     seen: list[int] = []
 
@@ -509,7 +509,7 @@ def test_a_turn_is_bounded_so_that_the_event_loop_does_other_work() -> None:
     virtual_time.run(main())
 
 
-def test_consumers_that_all_wait_need_few_turns() -> None:
+def test_thousand_waiting_consumers_start_within_50_turns() -> None:
     begun = 0
     end = asyncio.Event()
 
@@ -533,7 +533,7 @@ def test_consumers_that_all_wait_need_few_turns() -> None:
     virtual_time.run(main())
 
 
-def test_a_task_that_has_waited_runs_no_consumer_that_is_woken_meanwhile() -> None:
+def test_task_that_waited_runs_no_consumer_woken_meanwhile() -> None:
     ran: dict[str, list[asyncio.Task[None]]] = {"slow": [], "fast": []}
     end = asyncio.Event()
 
@@ -556,7 +556,7 @@ def test_a_task_that_has_waited_runs_no_consumer_that_is_woken_meanwhile() -> No
     virtual_time.run(main())
 
 
-def test_a_task_that_a_consumer_cancelled_runs_no_other() -> None:
+def test_task_cancelled_by_consumer_does_not_stop_other_consumers() -> None:
     ended: list[str] = []
 
     async def cancel(task: asyncio.Task[None]) -> None:
@@ -584,7 +584,7 @@ def one(_: QueueId, number: int) -> tuple[StreamId, Any]:
     return StreamId("n", "one"), number
 
 
-def test_a_waiting_call_of_one_consumer_is_not_called_again_by_a_second_wake() -> None:
+def test_consumer_calls_do_not_overlap_when_events_arrive_during_call() -> None:
     """New events, a gap and a resume while the call is under way: never two calls at a time."""
     under_way = most = 0
 

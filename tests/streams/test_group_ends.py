@@ -1,4 +1,4 @@
-"""Handlers of a member that are cancelled within, or hang: no partition stalls silently, and `stop` ends."""
+"""Group handlers that are cancelled or hang: no partition stalls silently, and stop returns."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def cancelled_in_a_thread(message: rt.Message) -> None:
 
 
 @pytest.mark.parametrize("handler", [cancelled_within, cancelled_in_a_thread])
-def test_a_cancellation_that_a_handler_raises_is_a_failure_of_its_message(
+def test_cancellation_raised_by_handler_raises_handler_failed_with_position(
     tmp_path: Path, handler: Handler
 ) -> None:
     world = World(tmp_path)
@@ -97,7 +97,7 @@ def test_a_cancellation_that_a_handler_raises_is_a_failure_of_its_message(
     assert set(world.positions.held.values()) == {5}
 
 
-def test_a_handler_that_cancels_its_own_task_stops_the_member(tmp_path: Path) -> None:
+def test_handler_cancelling_its_task_stops_member_with_runtime_error(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     async def cancel(message: rt.Message) -> None:
@@ -111,7 +111,7 @@ def test_a_handler_that_cancels_its_own_task_stops_the_member(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("raised", [StopIteration, asyncio.CancelledError])
-def test_what_the_handler_of_events_raises_ends_the_member(
+def test_stop_iteration_or_cancellation_while_reading_stops_member_with_runtime_error(
     tmp_path: Path, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path)
@@ -125,7 +125,9 @@ def test_what_the_handler_of_events_raises_ends_the_member(
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_a_handler_that_hangs_is_not_waited_for_at_the_end(tmp_path: Path, kind: str) -> None:
+def test_hanging_handler_does_not_block_stop_and_its_message_is_not_acknowledged(
+    tmp_path: Path, kind: str
+) -> None:
     world, is_free = World(tmp_path), threading.Event()
     calls: list[int] = []
 
@@ -181,13 +183,13 @@ print("over")
 """
 
 
-def test_a_handler_that_hangs_does_not_keep_the_interpreter() -> None:
+def test_hanging_handler_does_not_block_interpreter_exit() -> None:
     program = [sys.executable, "-c", HANGING]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert (ended.returncode, ended.stdout) == (0, "over\n"), ended.stderr
 
 
-def test_a_plain_handler_runs_in_at_most_as_many_threads_as_the_member_may_use() -> None:
+def test_handler_threads_do_not_exceed_limit_and_end_after_close() -> None:
     seen: set[threading.Thread] = set()
     threads = HandlerThreads(3)
 

@@ -1,4 +1,4 @@
-"""Members of a group in one process: they share partitions, hand them over exactly, and stop at a failure."""
+"""Group members in one process share partitions, hand them over exactly, and stop at a failure."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def until(is_met: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_members_share_the_messages_and_hand_over_exactly_when_they_stop(tmp_path: Path) -> None:
+def test_members_share_messages_and_handle_each_once_when_members_stop(tmp_path: Path) -> None:
     world = World(tmp_path)
     handled: list[tuple[str, rt.Message]] = []
     members: list[Member] = []
@@ -116,7 +116,7 @@ def test_members_share_the_messages_and_hand_over_exactly_when_they_stop(tmp_pat
         asyncio.run(main())
 
 
-def test_a_failure_stops_the_member_and_its_message_is_not_acknowledged(tmp_path: Path) -> None:
+def test_failing_message_stops_member_and_is_not_acknowledged(tmp_path: Path) -> None:
     world = World(tmp_path, count=1)
     world.positions.failures = 2
     handled: list[int] = []
@@ -146,7 +146,7 @@ def test_a_failure_stops_the_member_and_its_message_is_not_acknowledged(tmp_path
 
 
 @pytest.mark.parametrize("end", ["stopped", "lost"])
-def test_a_member_whose_leases_ended_acknowledges_nothing(
+def test_member_with_expired_leases_acknowledges_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """Its process was paused. An operator may have moved the positions back meanwhile, or deleted them."""
@@ -184,7 +184,7 @@ def _fullness(member: Member, bound: str) -> int:
 
 
 @pytest.mark.parametrize("bound", ["buffer_messages", "buffer_bytes"])
-def test_a_member_reads_no_more_while_its_buffer_is_full(tmp_path: Path, bound: str) -> None:
+def test_member_stops_reading_while_its_buffer_is_full(tmp_path: Path, bound: str) -> None:
     """The size of its messages, and not only their number, is bounded: here 40 MB are to come."""
     world, size = World(tmp_path), 8000 if bound == "buffer_bytes" else 1
     for number in range(5000):
@@ -216,7 +216,7 @@ def test_a_member_reads_no_more_while_its_buffer_is_full(tmp_path: Path, bound: 
         asyncio.run(main())
 
 
-def test_a_subscriber_seeks_back_and_forth(tmp_path: Path) -> None:
+def test_subscriber_seeks_forward_and_backward(tmp_path: Path) -> None:
     world = World(tmp_path)
     with (
         world.publisher,

@@ -1,4 +1,4 @@
-"""The decisions of a group: where a topic belongs, what waits in a lane, what becomes of a failure."""
+"""Parts of a group: partitions of topics, lanes of waiting messages, handler calls, and retries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rt.streams.group.partitions import Partitions
 TOPICS = [f"a/{number}" for number in range(6)] + ["b/1", "other"]
 
 
-def test_a_topic_has_one_partition_and_the_first_pattern_that_matches() -> None:
+def test_topic_maps_to_one_partition_and_first_matching_pattern() -> None:
     partitions = Partitions("workers", ["a/*", "*/1"], 4)
     places = {topic: partitions.place(topic) for topic in TOPICS}
     assert [topic for topic, place in places.items() if place is None] == ["other"]
@@ -35,7 +35,7 @@ def test_a_topic_has_one_partition_and_the_first_pattern_that_matches() -> None:
     }
 
 
-def test_members_with_other_patterns_or_partitions_are_noticed() -> None:
+def test_positions_of_other_patterns_or_partition_count_raise_invalid_option() -> None:
     partitions = Partitions("workers", ["a/*", "b/*"], 2)
     found = {partitions.position_name(queue): 5 for queue in partitions.queues}
     assert partitions.positions(found) == dict.fromkeys(partitions.queues, 5)
@@ -61,7 +61,7 @@ def test_members_with_other_patterns_or_partitions_are_noticed() -> None:
         {"on_event": "print"},
     ],
 )
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_options_out_of_range_raise_invalid_option(wrong: dict[str, Any]) -> None:
     with pytest.raises(rt.InvalidOption, match=next(iter(wrong))):
         GroupOptions(**wrong)
 
@@ -77,7 +77,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "close", "read", "handle"]), st.integers(0, 60))))
-def test_a_lane_has_every_message_of_its_partition_once_and_in_order(
+def test_lane_has_each_message_of_its_partition_once_and_in_order(
     log: Path, steps: list[tuple[str, int]]
 ) -> None:
     """Whatever is opened, closed, read and handled: what a lane hands out continues where it was opened."""
@@ -128,7 +128,7 @@ def handle(handler: Any, *, serializer: Any = None, may_handle: Any = lambda: Tr
     return asyncio.run(work())
 
 
-def test_a_plain_function_gets_what_waits_and_a_coroutine_one_at_a_time() -> None:
+def test_plain_handler_gets_all_waiting_messages_and_async_handler_one_per_call() -> None:
     seen: list[object] = []
 
     async def note(message: rt.Message) -> None:
@@ -138,13 +138,13 @@ def test_a_plain_function_gets_what_waits_and_a_coroutine_one_at_a_time() -> Non
     assert seen == [MESSAGE] * 3
 
 
-def test_a_handler_gets_the_value_that_its_serializer_decodes() -> None:
+def test_handler_gets_value_decoded_by_its_serializer() -> None:
     seen: list[object] = []
     assert handle(lambda *given: seen.append(given), serializer=rt.JsonSerializer()) == 2
     assert seen == [(MESSAGE, {})] * 2
 
 
-def test_a_failing_message_is_retried_until_its_handler_takes_it() -> None:
+def test_failing_message_is_retried_until_handler_succeeds() -> None:
     failures = [ValueError("1"), ValueError("2"), None, None]
 
     def fail(_: rt.Message) -> None:
@@ -154,7 +154,7 @@ def test_a_failing_message_is_retried_until_its_handler_takes_it() -> None:
     assert handle(fail) == 2
 
 
-def test_a_message_whose_handler_took_longer_than_the_time_for_retries_is_tried_again() -> None:
+def test_message_is_retried_if_first_attempt_exceeds_retry_time() -> None:
     calls: list[rt.Message] = []
 
     async def fail_late(message: rt.Message) -> None:
@@ -167,7 +167,7 @@ def test_a_message_whose_handler_took_longer_than_the_time_for_retries_is_tried_
     assert len(calls) == 2
 
 
-def test_a_message_that_never_succeeds_stops_the_member_with_its_place_and_cause() -> None:
+def test_message_failing_past_retry_time_raises_handler_failed_with_position_and_cause() -> None:
     async def fail(_: rt.Message) -> None:
         raise ValueError("no price")
 
@@ -176,7 +176,7 @@ def test_a_message_that_never_succeeds_stops_the_member_with_its_place_and_cause
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-def test_the_program_decides_about_what_failed_for_too_long() -> None:
+def test_on_error_decides_to_retry_or_skip_failed_message() -> None:
     decisions: list[Decision] = ["retry", "skip"]
     failures: list[HandlerFailure] = []
 
@@ -193,12 +193,12 @@ def test_the_program_decides_about_what_failed_for_too_long() -> None:
         handle(fail, retry_for_s=0, on_error=lambda _: "ignore")
 
 
-def test_a_value_that_cannot_be_decoded_is_never_retried_nor_skipped_by_itself() -> None:
+def test_undecodable_message_raises_undecodable_value_with_position() -> None:
     with pytest.raises(rt.UndecodableValue, match="position 7"):
         handle(lambda *_: None, serializer=rt.JsonSerializer(int))
 
 
-def test_a_plain_function_that_only_makes_a_coroutine_handles_nothing() -> None:
+def test_plain_handler_returning_coroutine_raises_invalid_option() -> None:
     async def note(_: rt.Message) -> None:
         raise AssertionError
 
@@ -206,7 +206,7 @@ def test_a_plain_function_that_only_makes_a_coroutine_handles_nothing() -> None:
         handle(lambda message: note(message))
 
 
-def test_nothing_is_called_after_the_lease_has_ended() -> None:
+def test_handler_is_not_called_after_lease_ended() -> None:
     seen: list[object] = []
 
     async def note(message: rt.Message) -> None:
@@ -219,5 +219,5 @@ def test_nothing_is_called_after_the_lease_has_ended() -> None:
 
 
 @given(st.integers(1, 10_000))
-def test_the_wait_doubles_up_to_its_limit(attempts: int) -> None:
+def test_retry_wait_doubles_up_to_its_limit(attempts: int) -> None:
     assert retry_wait_s(attempts, 0.1, 10.0) == min(10.0, 0.1 * 2 ** min(attempts - 1, 60))

@@ -1,4 +1,4 @@
-"""How a group begins: where, once, and what `stop` does while it is created."""
+"""Start of a group: its options, its first position, gaps in the copy, and stop during creation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def group_at(nodes: Nodes, pki: Path, root: Path, monkeypatch: pytest.MonkeyPatc
     return group
 
 
-def test_what_cannot_be_subscribed_is_refused_by_the_call(pki: Path, tmp_path: Path) -> None:
+def test_invalid_group_options_and_subscriptions_raise_invalid_option(pki: Path, tmp_path: Path) -> None:
     files = {"endpoints": ["127.0.0.1:1"], "tls": tls_of(pki, "sub")}
     with pytest.raises(rt.InvalidOption, match="not options of a group"):
         Group(tmp_path, "s", "sub", **files, options={"partitions": 4})
@@ -90,7 +90,7 @@ def test_what_cannot_be_subscribed_is_refused_by_the_call(pki: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("case", ["another creates", "no node answers", "no node answers the creator"])
-def test_stop_ends_a_group_that_is_being_created(
+def test_stop_ends_group_during_its_creation(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     async def main() -> None:
@@ -111,7 +111,7 @@ def test_stop_ends_a_group_that_is_being_created(
     asyncio.run(main())
 
 
-def test_a_group_that_was_stopped_before_asks_nothing(
+def test_group_stopped_before_serve_sends_no_request(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -124,7 +124,7 @@ def test_a_group_that_was_stopped_before_asks_nothing(
     asyncio.run(main())
 
 
-def test_a_group_of_which_some_positions_exist_begins_at_the_least(
+def test_group_with_some_stored_positions_starts_at_lowest(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the node that takes the others is another one, which does not know these yet."""
@@ -171,7 +171,7 @@ def copied(root: Path) -> Path:
 
 
 @pytest.mark.parametrize(("start", "log_start"), [(0, 0), (3, 0), (0, 4), (5, 0), (0, 5), (7, 5)])
-def test_a_group_that_begins_again_before_its_copy_skips_nothing_in_silence(
+def test_group_raises_gap_if_its_copy_starts_after_group_position_and_log_start(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, log_start: int
 ) -> None:
     """Also with `on_event`, which is told too late. What the nodes trimmed is not missing here."""
@@ -202,7 +202,7 @@ def test_a_group_that_begins_again_before_its_copy_skips_nothing_in_silence(
     asyncio.run(main())
 
 
-def test_stop_at_the_moment_of_the_end_is_nothing(
+def test_stop_ignores_event_loop_closed_at_same_moment(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Ending:

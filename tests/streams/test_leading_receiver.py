@@ -1,4 +1,4 @@
-"""A queue that is read from the nodes until the copy of its host follows them."""
+"""A queue is read from the nodes until the local copy of the log has caught up with them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def run(main: Any) -> None:
     virtual_time.run(main())
 
 
-def test_the_nodes_are_read_before_the_copy_is_opened_and_then_the_copy_alone() -> None:
+def test_receiver_reads_nodes_before_copy_is_opened_and_then_only_copy() -> None:
     async def main() -> None:
         world = World(5)
         world.nodes.found.put_nowait(messages(5, 8))
@@ -141,7 +141,7 @@ def test_the_nodes_are_read_before_the_copy_is_opened_and_then_the_copy_alone() 
     run(main)
 
 
-def test_a_copy_without_new_events_is_followed_once_it_is_where_the_nodes_are() -> None:
+def test_receiver_closes_nodes_once_idle_copy_reaches_their_position() -> None:
     async def main() -> None:
         world = World(5)
         for _ in range(5):
@@ -160,7 +160,7 @@ def test_a_copy_without_new_events_is_followed_once_it_is_where_the_nodes_are() 
     run(main)
 
 
-def test_nodes_that_hang_delay_the_copy_by_a_limited_time() -> None:
+def test_hanging_nodes_delay_opening_of_copy_by_limited_time() -> None:
     async def main() -> None:
         world = World()
         world.copy.found.put_nowait(events(0, 3))
@@ -172,7 +172,7 @@ def test_nodes_that_hang_delay_the_copy_by_a_limited_time() -> None:
     run(main)
 
 
-def test_what_was_trimmed_is_told_once() -> None:
+def test_trimmed_range_is_reported_once() -> None:
     async def main() -> None:
         world = World()
         world.gaps.add(0, 5, "trimmed on the nodes")
@@ -196,7 +196,7 @@ def test_what_was_trimmed_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("call", ["receive", "acknowledge"])
-def test_a_copy_that_cannot_be_opened_is_an_error(call: str) -> None:
+def test_receiver_raises_storage_failed_if_copy_cannot_be_opened(call: str) -> None:
     async def main() -> None:
         world = World()
         world.copy.error = StorageFailed("no disk")
@@ -211,7 +211,7 @@ def test_a_copy_that_cannot_be_opened_is_an_error(call: str) -> None:
     run(main)
 
 
-def test_an_acknowledgement_waits_for_the_copy() -> None:
+def test_acknowledgement_waits_for_copy() -> None:
     async def main() -> None:
         world = World()
         await world.receiver.acknowledge(SequenceToken(7))
@@ -227,7 +227,7 @@ def test_an_acknowledgement_waits_for_the_copy() -> None:
     copy=st.lists(st.integers(1, 4), max_size=12),
     waits=st.lists(st.sampled_from(["nodes", "copy", "cancel"]), max_size=40),
 )
-def test_each_event_comes_once_and_in_order_whoever_brings_it(
+def test_events_arrive_once_and_in_order_from_nodes_and_copy(
     nodes: Sequence[int], copy: Sequence[int], waits: Sequence[str]
 ) -> None:
     """The nodes and the copy bring the same events in reads of any size, in any order of arrival."""

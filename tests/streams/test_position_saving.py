@@ -1,4 +1,4 @@
-"""How old the events are that a kill repeats, with a disk that is slow, in virtual time."""
+"""Saved positions bound the events that a kill repeats, with a slow disk, in virtual time."""
 
 import asyncio
 import itertools
@@ -40,7 +40,7 @@ class Disk:
 
 @pytest.mark.parametrize("commit_s", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("save_every_s", [0.25, 1.0])
-def test_a_kill_repeats_only_what_was_accepted_within_save_every_s_and_two_commits(
+def test_kill_repeats_only_events_accepted_within_save_every_s_and_two_commits(
     commit_s: float, save_every_s: float
 ) -> None:
     accepted: list[tuple[float, int]] = []
@@ -74,7 +74,7 @@ class Lingering(Collector):
         await asyncio.sleep(1e6)
 
 
-def test_streams_that_end_slowly_do_not_delay_saving() -> None:
+def test_consumers_closing_slowly_do_not_delay_saving() -> None:
     """Their consumers hang in `on_close` after they had no events for `inactive_s`."""
     accepted: list[tuple[float, int]] = []
     idle: list[Lingering] = []
@@ -108,7 +108,9 @@ def test_streams_that_end_slowly_do_not_delay_saving() -> None:
     virtual_time.run(main())
 
 
-def test_saving_leaves_the_event_loop_time_for_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_are_less_frequent_than_save_every_s_if_preparing_them_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """If preparing a commit takes long, commits are less frequent than `save_every_s`."""
     at: list[float] = []
     commit = SubscriptionStore.commit

@@ -1,4 +1,4 @@
-"""Leases of queues on several clusters: a cluster that is away stops its own queue, and nothing else."""
+"""Queue leases on several clusters: an unreachable cluster stops only its own queue."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def four() -> dict[str, ClusterOf]:
     return {name: ClusterOf() for name in NAMES}
 
 
-def test_hosts_share_the_queues_of_all_clusters_evenly_and_each_lease_is_on_its_cluster() -> None:
+def test_hosts_share_queues_evenly_and_each_queue_lease_is_on_its_own_cluster() -> None:
     async def main() -> None:
         clusters = four()
         one, two = await started(clusters, "h1", "h2")
@@ -133,7 +133,7 @@ def test_hosts_share_the_queues_of_all_clusters_evenly_and_each_lease_is_on_its_
 
 
 @pytest.mark.parametrize("tenths", range(0, 30, 2))
-def test_a_host_that_stops_while_a_renewal_is_under_way_leaves_no_lease(tenths: int) -> None:
+def test_host_stopping_during_renewal_leaves_no_lease(tenths: int) -> None:
     """Its lease would keep its share of the queues from the others until it expires."""
 
     async def main() -> None:
@@ -153,7 +153,7 @@ def test_a_host_that_stops_while_a_renewal_is_under_way_leaves_no_lease(tenths: 
 
 
 @pytest.mark.parametrize("away_s", [6, 40])
-def test_a_cluster_that_is_away_stops_its_own_queue_only(away_s: int) -> None:
+def test_unreachable_cluster_stops_only_its_own_queue(away_s: int) -> None:
     async def main() -> None:
         clusters = four()
         one, two = await started(clusters, "h1", "h2")
@@ -175,7 +175,7 @@ def test_a_cluster_that_is_away_stops_its_own_queue_only(away_s: int) -> None:
     run(main())
 
 
-def test_a_host_that_dies_while_a_cluster_is_away_is_replaced_on_the_others() -> None:
+def test_host_dying_while_cluster_is_unreachable_is_replaced_on_other_clusters() -> None:
     async def main() -> None:
         clusters = four()
         one, two = await started(clusters, "h1", "h2")
@@ -202,7 +202,7 @@ class LastFirst(random.Random):
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_host_takes_no_queue_of_a_cluster_that_is_away_instead_of_one_that_is_there(
+def test_queue_of_reachable_cluster_is_taken_over_while_another_cluster_is_unreachable(
     *, is_killed: bool
 ) -> None:
     async def main() -> None:
@@ -227,7 +227,7 @@ def test_a_host_takes_no_queue_of_a_cluster_that_is_away_instead_of_one_that_is_
     run(main())
 
 
-def test_hosts_that_only_a_cluster_knows_that_was_away_move_no_queue_of_another() -> None:
+def test_stale_host_leases_of_returning_cluster_move_no_queue_of_another_cluster() -> None:
     """Its leases last for their whole time again when it is back, also those of hosts that are gone."""
 
     async def main() -> None:
@@ -258,7 +258,7 @@ def test_hosts_that_only_a_cluster_knows_that_was_away_move_no_queue_of_another(
 
 
 @pytest.mark.parametrize("alone", NAMES)
-def test_a_host_that_reaches_one_cluster_leaves_no_queue_of_another_unserved(alone: str) -> None:
+def test_host_reaching_only_one_cluster_leaves_queues_of_others_to_another_host(alone: str) -> None:
     async def main() -> None:
         clusters = four()
         one, two = await started(clusters, "h1", "h2")
@@ -278,7 +278,7 @@ def test_a_host_that_reaches_one_cluster_leaves_no_queue_of_another_unserved(alo
     run(main())
 
 
-def test_all_clusters_away_is_unknown_and_passes() -> None:
+def test_host_serves_all_queues_again_after_all_clusters_were_unreachable() -> None:
     async def main() -> None:
         clusters = four()
         (host,) = await started(clusters, "h1")
@@ -297,7 +297,7 @@ def test_all_clusters_away_is_unknown_and_passes() -> None:
     run(main())
 
 
-def test_leases_that_an_answer_lost_are_released_at_once() -> None:
+def test_leases_granted_in_lost_answers_do_not_block_their_queues() -> None:
     async def main() -> None:
         clusters = four()
         for name, cluster in clusters.items():
@@ -311,7 +311,7 @@ def test_leases_that_an_answer_lost_are_released_at_once() -> None:
     run(main())
 
 
-def test_a_cluster_that_refuses_the_certificate_does_not_stop_the_others() -> None:
+def test_cluster_rejecting_certificate_does_not_stop_leases_on_other_clusters() -> None:
     class Refused(Leases):
         async def acquire(self, names: Sequence[str], duration_s: float) -> Sequence[LeaseAnswer]:
             raise CertificateError("the certificate is not for leases of that group")
@@ -341,7 +341,7 @@ def test_a_cluster_that_refuses_the_certificate_does_not_stop_the_others() -> No
     run(main())
 
 
-def test_leases_of_different_owners_are_refused() -> None:
+def test_leases_of_different_owners_raise_invalid_option() -> None:
     clusters = four()
     with pytest.raises(InvalidOption, match="one owner"):
         QueueLeases({"c1": Leases(clusters["c1"], "h1"), "c2": Leases(clusters["c2"], "h2")})

@@ -1,4 +1,4 @@
-"""Requests to the owner of a queue, through nodes whose consensus is a call: kills, late answers, limits."""
+"""Requests to the owner of a queue, through nodes with fake consensus: kills, late answers, limits."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_requests_are_carried_out_once_however_often_the_queue_changes_its_owner(
-    pki: Path, log: Path
-) -> None:
+def test_requests_are_executed_once_while_queue_changes_owner(pki: Path, log: Path) -> None:
     async def work(world: World) -> None:
         draw = random.Random(7)
         answered = set[str]()
@@ -87,9 +85,7 @@ def test_requests_are_carried_out_once_however_often_the_queue_changes_its_owner
     in_world(pki, log, work)
 
 
-def test_an_owner_whose_commit_is_lost_has_changed_nothing_and_the_next_one_carries_it_out(
-    pki: Path, log: Path
-) -> None:
+def test_request_is_executed_by_next_owner_if_commit_of_first_owner_is_lost(pki: Path, log: Path) -> None:
     async def work(world: World) -> None:
         async with world.host("one") as one:
             await until(lambda: one.is_owner)
@@ -115,7 +111,7 @@ def test_an_owner_whose_commit_is_lost_has_changed_nothing_and_the_next_one_carr
     in_world(pki, log, work)
 
 
-def test_a_request_whose_time_is_over_is_not_carried_out(pki: Path, log: Path) -> None:
+def test_expired_request_is_not_executed(pki: Path, log: Path) -> None:
     async def work(world: World) -> None:
         async with world.host("one") as one:
             await until(lambda: one.is_owner)
@@ -134,7 +130,7 @@ def test_a_request_whose_time_is_over_is_not_carried_out(pki: Path, log: Path) -
     in_world(pki, log, work)
 
 
-def test_a_request_under_way_is_not_taken_up_again_if_the_clock_jumps() -> None:
+def test_request_in_progress_is_not_executed_again_if_clock_jumps() -> None:
     class Fake:
         """A store with one request, and a commit that lasts."""
 
@@ -172,7 +168,7 @@ def test_a_request_under_way_is_not_taken_up_again_if_the_clock_jumps() -> None:
     asyncio.run(work(Fake()))
 
 
-def test_a_caller_that_gets_no_answer_is_told_who_the_owner_is(
+def test_owner_timeout_names_owner_or_reports_missing_owner(
     pki: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner_calls, "GRACE_S", 0.2)
@@ -196,7 +192,7 @@ def test_a_caller_that_gets_no_answer_is_told_who_the_owner_is(
     in_world(pki, log, work)
 
 
-def test_a_caller_that_reaches_no_node_is_told_so_and_not_that_there_is_no_owner(
+def test_owner_timeout_without_reachable_node_does_not_report_missing_owner(
     pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner_calls, "GRACE_S", 0.2)
@@ -210,7 +206,7 @@ def test_a_caller_that_reaches_no_node_is_told_so_and_not_that_there_is_no_owner
     asyncio.run(ask())
 
 
-def test_a_reset_of_a_stopped_subscription_moves_it_and_resume_continues_there(pki: Path, log: Path) -> None:
+def test_reset_moves_faulted_subscription_and_resume_continues_there(pki: Path, log: Path) -> None:
     async def fail(batch: EventBatch) -> None:
         if batch.last >= SequenceToken(20):
             raise ValueError("poison")
@@ -234,7 +230,7 @@ def test_a_reset_of_a_stopped_subscription_moves_it_and_resume_continues_there(p
     in_world(pki, log, work)
 
 
-def test_a_subscription_without_a_consumer_is_moved_and_resumed_but_not_for_a_program(
+def test_subscription_without_consumer_can_be_reset_but_not_resumed_if_consumer_is_needed(
     pki: Path, log: Path
 ) -> None:
     async def work(world: World) -> None:
@@ -256,7 +252,7 @@ def test_a_subscription_without_a_consumer_is_moved_and_resumed_but_not_for_a_pr
     in_world(pki, log, work)
 
 
-def test_a_paused_queue_delivers_nothing_here_and_where_it_goes(pki: Path, log: Path) -> None:
+def test_paused_queue_delivers_nothing_on_old_and_new_owner_until_continued(pki: Path, log: Path) -> None:
     async def work(world: World) -> None:
         async with world.host("one") as one:
             await until(lambda: one.is_owner)
@@ -274,7 +270,7 @@ def test_a_paused_queue_delivers_nothing_here_and_where_it_goes(pki: Path, log: 
     in_world(pki, log, work)
 
 
-def test_who_may_see_tables_and_ask_owners(pki: Path, log: Path) -> None:
+def test_table_calls_without_permission_raise_certificate_error(pki: Path, log: Path) -> None:
     async def work(world: World) -> None:
         async with world.host("one") as one:
             await until(lambda: one.is_owner)
@@ -298,7 +294,7 @@ def test_who_may_see_tables_and_ask_owners(pki: Path, log: Path) -> None:
     in_world(pki, log, work)
 
 
-def test_too_many_requests_are_told(pki: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_requests_raise_overloaded(pki: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "POSTED_MAX", 1)
     monkeypatch.setattr(owner_calls, "GRACE_S", 0.2)
 
@@ -313,7 +309,7 @@ def test_too_many_requests_are_told(pki: Path, log: Path, monkeypatch: pytest.Mo
     in_world(pki, log, work)
 
 
-def test_without_the_cluster_the_error_says_which_stores_are_needed(
+def test_queue_elsewhere_error_names_cluster_stores_if_stores_are_not_on_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -349,12 +345,12 @@ def test_without_the_cluster_the_error_says_which_stores_are_needed(
         b'{"action": "reset", "subscription": "a", "start": [%s, 0]}' % (b"9" * 5000),
     ],
 )
-def test_what_is_no_request_is_rejected(content: bytes) -> None:
+def test_decoding_invalid_request_raises_invalid_option(content: bytes) -> None:
     with pytest.raises(InvalidOption):
         decode_request(content)
 
 
-def test_requests_and_answers_survive_their_bytes() -> None:
+def test_requests_and_answers_survive_encoding_and_decoding() -> None:
     for request in (
         SUBSCRIBE,
         QueueRequest("reset", "id", start=SequenceToken(7, 2)),
@@ -371,7 +367,7 @@ def test_requests_and_answers_survive_their_bytes() -> None:
             decode_answer(content)
 
 
-def test_a_host_that_loses_its_queue_during_a_call_asks_the_next_owner(pki: Path, log: Path) -> None:
+def test_host_losing_queue_during_subscribe_asks_next_owner(pki: Path, log: Path) -> None:
     async def work(world: World) -> None:
         async with world.host("one") as one:
             await until(lambda: one.is_owner)

@@ -1,4 +1,4 @@
-"""Attacks on requests to the owner of a queue: late ones, wrong ones, and tables without room."""
+"""Faulty requests to the owner of a queue: late or wrong requests, and tables without room."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_log(tmp_path_factory.mktemp("log"))
 
 
-def test_every_kind_of_start_reaches_the_owner(pki: Path, log: Path) -> None:
+def test_start_given_as_name_position_or_time_reaches_owner(pki: Path, log: Path) -> None:
     at_40 = datetime.fromtimestamp(41, UTC)
 
     async def work(world: World) -> None:
@@ -69,7 +69,7 @@ def test_every_kind_of_start_reaches_the_owner(pki: Path, log: Path) -> None:
     in_world(pki, log, work)
 
 
-def test_a_consumer_that_the_owner_does_not_know_takes_no_subscription_away(pki: Path, log: Path) -> None:
+def test_subscribe_with_unknown_consumer_keeps_existing_subscription(pki: Path, log: Path) -> None:
     async def work(world: World) -> None:
         async with world.host("one") as one:
             await until(lambda: one.is_owner)
@@ -98,7 +98,9 @@ class Recording:
         return QueueAnswer("id", "served").encode()
 
 
-def test_a_subscription_of_an_earlier_placement_is_asked_for_where_it_is(log: Path, tmp_path: Path) -> None:
+def test_requests_for_subscription_of_earlier_placement_are_sent_to_its_queue(
+    log: Path, tmp_path: Path
+) -> None:
     async def main() -> None:
         stores, balancer = Recording(), FixedBalancer()
         other = make_log(tmp_path, first_s=1000)
@@ -118,7 +120,7 @@ def test_a_subscription_of_an_earlier_placement_is_asked_for_where_it_is(log: Pa
     asyncio.run(main())
 
 
-def test_a_subscription_without_room_is_refused_and_the_others_go_on(
+def test_subscribe_without_room_raises_overloaded_and_other_commits_succeed(
     pki: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(world: World) -> None:
@@ -167,7 +169,7 @@ class Full(MemoryStore):
         return writer
 
 
-def test_what_is_undone_is_in_no_commit_that_begins_meanwhile() -> None:
+def test_undone_subscription_is_not_in_concurrent_commit() -> None:
     """Else the owner answers that it made a subscription, and forgets it."""
 
     async def main() -> None:
@@ -202,7 +204,7 @@ def test_what_is_undone_is_in_no_commit_that_begins_meanwhile() -> None:
     asyncio.run(main())
 
 
-def test_a_request_that_is_sent_again_gets_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resent_request_has_only_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     waits, answer = list[int](), pb.TableRequestReply(answer="waiting", owner="h1")
 
     async def call(_: LeaseCalls, __: str, ___: str, data: bytes, ____: float) -> bytes:
@@ -221,9 +223,7 @@ def test_a_request_that_is_sent_again_gets_no_more_time(monkeypatch: pytest.Monk
     assert waits[0] <= 5000
 
 
-def test_a_message_that_a_node_reads_long_after_it_was_sent_is_no_request_any_more(
-    pki: Path, log: Path
-) -> None:
+def test_node_rejects_late_request_and_limits_wait_to_its_deadline(pki: Path, log: Path) -> None:
     """Its answer may be forgotten by then: the request would be carried out again."""
 
     async def work(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What consumers are told of forced resets, and where they continue, if the queue names its epoch late."""
+"""Forced resets: consumers get a reset gap and all new events, also if the epoch is known late."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def new(start: int = AT) -> list[str]:
     return [f"new {number}" for number in range(start, AFTER)]
 
 
-def test_a_reset_while_the_queue_does_not_say_its_epoch_is_noticed_when_it_does() -> None:
+def test_reset_is_reported_once_queue_reports_its_epoch() -> None:
     async def main() -> None:
         stores, got = memory_stores(), Collector()
         log = Log(is_reset=False, epoch=None)
@@ -80,7 +80,7 @@ def test_a_reset_while_the_queue_does_not_say_its_epoch_is_noticed_when_it_does(
 
 
 @pytest.mark.parametrize("knows_epoch", [False, True])
-def test_what_was_read_but_not_saved_before_the_epoch_is_known_is_of_the_old_log(knows_epoch: bool) -> None:
+def test_new_events_are_all_delivered_if_reset_occurs_while_host_reads(knows_epoch: bool) -> None:
     async def main() -> None:
         stores, got = memory_stores(), Collector()
         log = Log(is_reset=False, epoch=BEGUN if knows_epoch else None)
@@ -100,7 +100,7 @@ def test_what_was_read_but_not_saved_before_the_epoch_is_known_is_of_the_old_log
     virtual_time.run(main())
 
 
-def test_a_consumer_that_returns_long_after_a_reset_does_not_skip_what_replaced_its_events() -> None:
+def test_consumer_resuming_long_after_reset_receives_all_new_events_and_reset_gap() -> None:
     """All others have passed the reset by then; its own stored position has not."""
 
     async def main() -> None:
@@ -130,7 +130,7 @@ def test_a_consumer_that_returns_long_after_a_reset_does_not_skip_what_replaced_
     virtual_time.run(main())
 
 
-def test_a_stream_that_returns_later_is_told_of_the_reset_too() -> None:
+def test_stream_returning_later_after_reset_receives_reset_gap() -> None:
     async def main() -> None:
         stores, got = memory_stores(), dict[str, Collector]()
 

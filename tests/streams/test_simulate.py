@@ -1,4 +1,4 @@
-"""The simulation of many clusters: what it reports is decided by its seed, and a planted fault is found."""
+"""The simulation of many clusters: its seed determines its report, and it finds planted faults."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProces
 
 
 @pytest.mark.slow
-def test_a_seed_gives_the_same_report_in_every_process_and_another_seed_another_one() -> None:
+def test_report_depends_on_seed_and_not_on_process() -> None:
     first = command(*ARGUMENTS, "--seed", "5", "--json", hash_seed="1")
     second = command(*ARGUMENTS, "--seed", "5", "--json", hash_seed="2")
     assert (first.returncode, second.returncode) == (0, 0), first.stderr
@@ -64,7 +64,7 @@ def test_a_seed_gives_the_same_report_in_every_process_and_another_seed_another_
 
 
 @pytest.mark.parametrize("balancer", BALANCERS)
-def test_every_balancer_keeps_the_invariants_through_all_phases(balancer: str) -> None:
+def test_balancers_keep_invariants_through_all_phases(balancer: str) -> None:
     report = simulate(replace(SMALL, balancer=balancer))
     assert report.is_good, report
     assert len(report.phases) == 8
@@ -72,14 +72,14 @@ def test_every_balancer_keeps_the_invariants_through_all_phases(balancer: str) -
 
 
 @pytest.mark.parametrize("balancer", BALANCERS)
-def test_without_failures_nothing_moves(balancer: str) -> None:
+def test_queues_do_not_move_without_failures(balancer: str) -> None:
     start, calm = simulate(replace(QUIET, balancer=balancer)).phases
     assert start.served_again >= QUIET.clusters
     assert (calm.queues_moved, calm.served_again, calm.requests_per_s["acquire"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("clusters", [2, 9, 60])
-def test_the_share_that_moves_to_an_added_cluster_is_one_of_all_clusters(clusters: int) -> None:
+def test_added_cluster_receives_its_equal_share_of_streams(clusters: int) -> None:
     placed = measure(clusters, 5_000, 3, print)
     share, bound = expected_share(clusters, 5_000)
     assert share == 1 / (clusters + 1)
@@ -88,7 +88,7 @@ def test_the_share_that_moves_to_an_added_cluster_is_one_of_all_clusters(cluster
     assert sum(placed.streams_of.values()) == sum(placed.streams_of_more.values()) == 5_000
 
 
-def test_a_check_that_fails_by_itself_fails_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_check_fails_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise LookupError("no such host")
 
@@ -97,7 +97,9 @@ def test_a_check_that_fails_by_itself_fails_the_simulation(monkeypatch: pytest.M
         simulate(QUIET)
 
 
-def test_queues_at_equal_distances_would_move_half_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_reports_excessive_stream_moves_with_hash_ring_mapper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(placement, "PartitionedQueueMapper", HashRingQueueMapper.of_names)
     report = simulate(QUIET)
     assert report.share_moved > 0.4
@@ -106,7 +108,7 @@ def test_queues_at_equal_distances_would_move_half_of_the_streams(monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "found"), [(0.3, "served by"), (10.0, "not served for more than 39.5 s")])
-def test_leases_that_end_too_early_or_too_late_are_found(
+def test_simulation_reports_leases_expiring_too_early_or_too_late(
     monkeypatch: pytest.MonkeyPatch, factor: float, found: str
 ) -> None:
     monkeypatch.setattr(Clusters, "duration_of", lambda _, duration_s: factor * duration_s)
@@ -115,7 +117,7 @@ def test_leases_that_end_too_early_or_too_late_are_found(
     assert any(found in violation for violation in report.violations), report.violations
 
 
-def test_a_host_sees_the_clusters_as_through_the_leases_of_queues() -> None:
+def test_simulated_host_leases_match_real_queue_leases() -> None:
     async def seen_by(first: LeaseProvider, second: LeaseProvider, set_away: object) -> list[object]:
         seen: list[object] = []
 
@@ -205,7 +207,7 @@ def test_a_host_sees_the_clusters_as_through_the_leases_of_queues() -> None:
         (["--odd"], "unrecognized arguments: --odd"),
     ],
 )
-def test_a_wrong_option_gives_one_line_and_status_2(
+def test_invalid_command_option_prints_one_line_and_exits_with_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rt.streams.simulate.__main__ import main
@@ -220,6 +222,6 @@ def test_a_wrong_option_gives_one_line_and_status_2(
     assert printed.err.count("\n") == 1
 
 
-def test_options_are_bounded() -> None:
+def test_simulation_option_out_of_range_raises_invalid_option() -> None:
     with pytest.raises(InvalidOption, match="--streams"):
         SimulationOptions(streams=10**9)

@@ -1,4 +1,4 @@
-"""Hosts with subscription stores of their own on a real cluster: each holds the log back for itself."""
+"""Hosts with their own subscription stores on a real cluster: each store has its own hold on the log."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def until_held(nodes: LocalCluster, position: int) -> None:
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
-def test_what_one_book_has_acknowledged_is_kept_for_the_other(
+def test_subscription_stores_have_separate_holds_at_their_own_positions(
     root: Path, nodes: LocalCluster, is_durable: bool
 ) -> None:
     first, second = Machine(root, "first", nodes), Machine(root, "second", nodes)
@@ -150,9 +150,7 @@ def test_what_one_book_has_acknowledged_is_kept_for_the_other(
     asyncio.run(main())
 
 
-def test_a_subscription_whose_host_drains_continues_on_another_that_has_less_of_the_log(
-    root: Path, nodes: LocalCluster
-) -> None:
+def test_subscription_continues_on_another_host_with_less_of_log(root: Path, nodes: LocalCluster) -> None:
     first, second = Machine(root, "first", nodes), Machine(root, "second", nodes)
     second.copy_from(1500)
 
@@ -177,7 +175,7 @@ def test_a_subscription_whose_host_drains_continues_on_another_that_has_less_of_
     asyncio.run(main())
 
 
-def test_the_hold_of_a_book_is_listed_and_released_and_a_live_book_gets_it_again(
+def test_released_hold_of_running_subscription_store_is_created_again(
     root: Path, nodes: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(book_hold, "AGAIN_S", 0.2)

@@ -30,7 +30,7 @@ def fill(cache: QueueCache, stream: StreamId, count: int) -> None:
         cache.add([batch(stream, [number])], at(number + 1))
 
 
-def test_a_cursor_in_the_oldest_of_ten_buckets_stops_reading() -> None:
+def test_cursor_in_oldest_bucket_leaves_full_cache_without_room_until_it_advances() -> None:
     cache = QueueCache(at(0), events_max=100)
     cursor = cache.cursor(A, None)
     cursor.place(at(0))
@@ -46,7 +46,7 @@ def test_a_cursor_in_the_oldest_of_ten_buckets_stops_reading() -> None:
     assert cache.low() == at(10)
 
 
-def test_events_that_all_consumers_have_are_evicted_when_room_is_needed() -> None:
+def test_purge_evicts_events_without_readers_when_cache_is_nearly_full() -> None:
     cache = QueueCache(at(0), events_max=100)
     fill(cache, A, 95)
     assert cache.low() == at(95)
@@ -57,7 +57,7 @@ def test_events_that_all_consumers_have_are_evicted_when_room_is_needed() -> Non
     assert not cache.covers(A, at(49))
 
 
-def test_a_cursor_gets_only_its_streams_events_from_its_position_on() -> None:
+def test_cursor_returns_only_events_of_its_stream_from_its_position() -> None:
     cache = QueueCache(at(0))
     cache.add([batch(A, [0, 2, 4]), batch(B, [1, 3])], at(5))
     cursor = cache.cursor(A, None)
@@ -80,7 +80,7 @@ def test_a_cursor_gets_only_its_streams_events_from_its_position_on() -> None:
     assert rest.first == at(5)
 
 
-def test_events_read_again_from_the_queue_are_ignored() -> None:
+def test_events_read_again_from_queue_are_ignored() -> None:
     cache = QueueCache(at(5))
     cursor = cache.cursor(A, None)
     cursor.place(at(5))
@@ -92,7 +92,7 @@ def test_events_read_again_from_the_queue_are_ignored() -> None:
     assert cache.events == 2
 
 
-def test_a_closed_cursor_pins_nothing_and_may_be_closed_twice() -> None:
+def test_closed_cursor_pins_no_events_and_can_be_closed_twice() -> None:
     cache = QueueCache(at(0), events_max=10)
     cursor = cache.cursor(A, None)
     cursor.place(at(0))
@@ -106,7 +106,7 @@ def test_a_closed_cursor_pins_nothing_and_may_be_closed_twice() -> None:
     assert cache.low() == cache.end
 
 
-def test_the_cache_exceeds_its_bytes_by_at_most_one_read() -> None:
+def test_cache_exceeds_bytes_max_by_at_most_one_read() -> None:
     cache = QueueCache(at(0), bytes_max=1000)
     cursor = cache.cursor(A, None)
     cursor.place(at(0))
@@ -120,7 +120,7 @@ def test_the_cache_exceeds_its_bytes_by_at_most_one_read() -> None:
     assert cache.room
 
 
-def test_a_batch_is_sliced_by_tokens_with_indexes() -> None:
+def test_batch_is_sliced_and_joined_by_tokens_with_indexes() -> None:
     many = EventBatch(A, [4, 4, 4, 6], list("wxyz"), [0, 1, 2, 0], 40)
     part = many.from_token(at(4, 1))
     assert part is not None
@@ -133,7 +133,7 @@ def test_a_batch_is_sliced_by_tokens_with_indexes() -> None:
     assert batch(A, [4, 6]).place_of(at(4, 1)) == 1
 
 
-def test_a_cache_without_room_is_refused() -> None:
+def test_cache_with_too_few_events_raises_invalid_option() -> None:
     with pytest.raises(InvalidOption, match="too small"):
         QueueCache(at(0), events_max=9)
 

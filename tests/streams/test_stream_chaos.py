@@ -1,4 +1,4 @@
-"""Streams on real clusters under faults, and the judge. `python -m chaos.streams` runs for longer."""
+"""Chaos runs of streams on real clusters, and the verdict on their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def root() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_each_fault_of_hosts_nodes_and_clusters_loses_and_repeats_nothing(root: Path) -> None:
+def test_chaos_run_has_no_problems_under_host_node_and_cluster_faults(root: Path) -> None:
     """The smallest setup: each of two clusters is one node, whose death takes the cluster away."""
     chaos = StreamChaos(
         root, seed=3, decks=1, kinds=KINDS, nodes=1, rate_hz=50, lease_s=5.0, away_s=6.0, limit_s=math.inf
@@ -42,7 +42,7 @@ def test_each_fault_of_hosts_nodes_and_clusters_loses_and_repeats_nothing(root: 
 
 
 @pytest.mark.slow
-def test_clocks_of_hosts_that_jump_lose_and_repeat_nothing(root: Path) -> None:
+def test_chaos_run_has_no_problems_while_host_clocks_jump(root: Path) -> None:
     kinds = (*CLOCK_KINDS, "kill")
     chaos = StreamChaos(
         root, seed=5, decks=1, kinds=kinds, nodes=1, rate_hz=50, lease_s=5.0, limit_s=math.inf
@@ -57,7 +57,9 @@ def test_clocks_of_hosts_that_jump_lose_and_repeat_nothing(root: Path) -> None:
     assert lost, "no host noticed that it had slept past its lease"
 
 
-def test_a_run_in_which_nothing_is_delivered_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chaos_run_without_published_events_reports_problem(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(StreamChaos, "_play", lambda _: None)
     monkeypatch.setattr("chaos.streams.cast.Cast.__enter__", lambda cast: cast)
     outcome = StreamChaos(root, seed=3, nodes=1).run()
@@ -93,7 +95,7 @@ def all_calls(*but: str, **more: float) -> list[tuple[str, Note]]:
     return notes + [("h1.1", call(each, ALL, **more)) for each in SUBSCRIPTIONS if each not in but]  # type: ignore[arg-type]
 
 
-def test_what_is_as_promised_is_no_problem() -> None:
+def test_verdict_has_no_problems_if_calls_and_results_are_correct() -> None:
     assert judged(*all_calls()) == []
 
 
@@ -109,7 +111,7 @@ def test_what_is_as_promised_is_no_problem() -> None:
         ([], False),
     ],
 )
-def test_a_consumer_without_a_token_gets_each_event_after_the_one_before(
+def test_verdict_reports_skipped_or_missing_events_of_consumer_without_token(
     ranges: Sequence[Sequence[tuple[int, int]]], *, is_right: bool
 ) -> None:
     calls = [("h1.1", call("plain", each, 10.0 + at)) for at, each in enumerate(ranges)]
@@ -119,13 +121,13 @@ def test_a_consumer_without_a_token_gets_each_event_after_the_one_before(
 
 
 @pytest.mark.parametrize(("first", "is_right"), [(0, True), (1, True), (2, False)])
-def test_a_subscription_from_the_end_gets_what_was_published_after_it(first: int, *, is_right: bool) -> None:
+def test_verdict_expects_events_published_after_subscription_from_end(first: int, *, is_right: bool) -> None:
     """It existed at 0.5 s. Event 1 was published at 1 s."""
     found = judged(*all_calls("tail"), ("h1.1", call("tail", [(first, 3)])))
     assert (found == []) is is_right
 
 
-def test_two_hosts_with_a_valid_lease_at_a_time_are_a_problem() -> None:
+def test_verdict_reports_two_hosts_with_valid_lease_at_same_time() -> None:
     second = [
         ("h2.1", call("plain", [(1, 2)], 11.0, fence=2)),
         ("h1.1", call("plain", [(2, 3)], 12.0, fence=1)),
@@ -137,12 +139,12 @@ def test_two_hosts_with_a_valid_lease_at_a_time_are_a_problem() -> None:
     assert judged(*all_calls(), *late) == []
 
 
-def test_a_gap_is_a_problem() -> None:
+def test_verdict_reports_gap() -> None:
     assert judged(*all_calls(), ("h1.1", Wrong(1.0, "was told of a gap"))) == ["h1.1: was told of a gap"]
 
 
 @pytest.mark.parametrize("rows", [[0, 1], [0, 1, 1, 2], [0, 2, 1], [1, 2]])
-def test_results_have_each_event_once(rows: Sequence[int]) -> None:
+def test_verdict_reports_repeated_missing_or_reordered_results(rows: Sequence[int]) -> None:
     verdict = Verdict({A: "east"})
     verdict.published[A] += [0.0, 1.0, 2.0]
     for life, note in all_calls():
@@ -151,7 +153,7 @@ def test_results_have_each_event_once(rows: Sequence[int]) -> None:
     assert any("'ledger'" in problem for problem in verdict.problems({**right(3), **wrong}))
 
 
-def test_a_queue_that_is_not_served_in_time_is_a_problem_unless_its_cluster_was_away() -> None:
+def test_verdict_reports_late_delivery_unless_cluster_was_absent() -> None:
     assert any("after it was published" in problem for problem in judged(*all_calls(), limit_s=8.0))
     assert judged(*all_calls(), limit_s=10.5) == []
     verdict = Verdict({A: "east"})
@@ -166,7 +168,7 @@ def test_a_queue_that_is_not_served_in_time_is_a_problem_unless_its_cluster_was_
     assert verdict.problems(right(3), 8.0) == ["served again 8.5 s after kill of h1"]
 
 
-def test_a_watch_waits_for_an_event_that_was_published_after_the_fault() -> None:
+def test_watch_waits_for_event_published_after_fault() -> None:
     verdict = Verdict({A: "east"})
     verdict.published[A] += [0.0, 1.0, 2.0]
     watch = verdict.watch("kill", "kill of h1", 1.5, "east")
@@ -180,13 +182,13 @@ def test_a_watch_waits_for_an_event_that_was_published_after_the_fault() -> None
 # Notes and results
 
 
-def test_notes_come_back_as_they_were() -> None:
+def test_notes_survive_encoding_and_decoding() -> None:
     notes = [call("plain", ranges_of([0, 1, 2, 7, 8, 3])), Subscribed(1.0, "tail", A), Wrong(2.0, "é\n")]
     assert list(decode_notes(b"".join(map(encode_note, notes)))) == notes
     assert ranges_of([0, 1, 2, 7, 8, 3]) == [(0, 3), (7, 9), (3, 4)]
 
 
-def test_results_of_a_writer_that_missed_the_newest_line_do_not_count(tmp_path: Path) -> None:
+def test_results_append_fails_if_writer_missed_newest_line(tmp_path: Path) -> None:
     path = tmp_path / "results"
     first, second = Results(path), Results(path)
     assert first.last == second.last == NOTHING

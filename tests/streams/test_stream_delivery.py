@@ -1,4 +1,4 @@
-"""Publishing, subscribing, resuming: what a consumer gets, in virtual time."""
+"""What consumers receive after publish, subscribe and resume, in virtual time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -63,7 +63,7 @@ def generated(
     virtual_time.run(main())
 
 
-def test_every_event_after_subscribe_is_delivered_in_order() -> None:
+def test_events_after_subscribe_are_delivered_in_order() -> None:
     async def program(provider: StreamProvider) -> None:
         stream, other = provider.stream("n", "a"), provider.stream("n", "b")
         await stream.publish(["before"])
@@ -80,7 +80,7 @@ def test_every_event_after_subscribe_is_delivered_in_order() -> None:
     in_memory(program)
 
 
-def test_earliest_available_starts_at_the_oldest_retained_event() -> None:
+def test_earliest_start_delivers_from_oldest_retained_event() -> None:
     async def program(provider: StreamProvider) -> None:
         stream, got = provider.stream("n", "a"), Collector()
         await stream.publish([1, 2])
@@ -93,7 +93,7 @@ def test_earliest_available_starts_at_the_oldest_retained_event() -> None:
     in_memory(program)
 
 
-def test_a_subscription_may_start_at_a_past_token_inclusively() -> None:
+def test_subscription_from_past_token_includes_its_event() -> None:
     async def program(provider: StreamProvider) -> None:
         got = Collector()
         await asyncio.sleep(1)
@@ -105,7 +105,7 @@ def test_a_subscription_may_start_at_a_past_token_inclusively() -> None:
     generated(program, GeneratorQueues(one), options={"cache_events": 20})
 
 
-def test_a_queue_that_cannot_be_read_again_refuses_a_deleted_position() -> None:
+def test_subscribe_at_deleted_position_raises_not_rewindable_if_queue_cannot_reread() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         for number in range(100):
@@ -123,7 +123,7 @@ def test_a_queue_that_cannot_be_read_again_refuses_a_deleted_position() -> None:
     in_memory(program, options={"cache_events": 20})
 
 
-def test_unsubscribe_ends_a_subscription_and_may_be_repeated() -> None:
+def test_unsubscribe_ends_subscription_and_is_idempotent() -> None:
     async def program(provider: StreamProvider) -> None:
         stream, got = provider.stream("n", "a"), Collector()
         subscription = await stream.subscribe(got)
@@ -142,7 +142,7 @@ def test_unsubscribe_ends_a_subscription_and_may_be_repeated() -> None:
     in_memory(program)
 
 
-def test_an_observer_may_unsubscribe_itself_during_a_call() -> None:
+def test_observer_can_unsubscribe_itself_during_call() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         handles: list[Subscription] = []
@@ -165,7 +165,7 @@ def test_an_observer_may_unsubscribe_itself_during_a_call() -> None:
     in_memory(program)
 
 
-def test_an_error_in_on_close_is_logged_and_delays_no_other_consumer(
+def test_error_in_on_close_is_logged_without_delaying_other_consumers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Stubborn(Collector):
@@ -185,7 +185,7 @@ def test_an_error_in_on_close_is_logged_and_delays_no_other_consumer(
     assert "no such file" in caplog.text
 
 
-def test_an_implicit_subscription_cannot_be_unsubscribed() -> None:
+def test_unsubscribe_of_implicit_subscription_raises_stream_error() -> None:
     async def program(provider: StreamProvider) -> None:
         provider.implicit("all", "n/*", lambda _: Collector())
         stream = provider.stream("n", "a")
@@ -199,7 +199,7 @@ def test_an_implicit_subscription_cannot_be_unsubscribed() -> None:
     in_memory(program)
 
 
-def test_another_observer_resumes_where_the_first_stopped() -> None:
+def test_resume_with_new_observer_continues_where_previous_observer_stopped() -> None:
     async def program(provider: StreamProvider) -> None:
         stream, first, second = provider.stream("n", "a"), Collector(slow_s=1), Collector()
         subscription = await stream.subscribe(first)
@@ -216,7 +216,7 @@ def test_another_observer_resumes_where_the_first_stopped() -> None:
     in_memory(program)
 
 
-def test_resuming_with_a_token_goes_back() -> None:
+def test_resume_with_token_rewinds_subscription() -> None:
     async def program(provider: StreamProvider) -> None:
         first, second = Collector(), Collector()
         subscription = await provider.stream("n", "one").subscribe(first, start=EARLIEST)
@@ -228,7 +228,7 @@ def test_resuming_with_a_token_goes_back() -> None:
     generated(program, GeneratorQueues(one), options={"cache_events": 20})
 
 
-def test_a_consumer_that_stores_its_token_gets_nothing_twice() -> None:
+def test_consumer_with_stored_token_receives_only_later_events() -> None:
     async def program(provider: StreamProvider) -> None:
         behind, ahead = Collector(last=SequenceToken(10)), Collector(last=SequenceToken(90))
         stream = provider.stream("n", "one")
@@ -242,7 +242,7 @@ def test_a_consumer_that_stores_its_token_gets_nothing_twice() -> None:
     generated(program, GeneratorQueues(one), options={"cache_events": 20})
 
 
-def test_a_consumer_may_return_its_position() -> None:
+def test_consumer_can_return_token_to_change_its_position() -> None:
     """The consumer goes back once, then skips forward."""
     answers = {SequenceToken(50): SequenceToken(9), SequenceToken(60): SequenceToken(79)}
 
@@ -258,7 +258,7 @@ def test_a_consumer_may_return_its_position() -> None:
     generated(program, GeneratorQueues(one), options={"batch_events_max": 10})
 
 
-def test_a_consumer_that_returns_a_token_before_its_events_has_failed() -> None:
+def test_consumer_returning_token_before_its_events_is_faulted() -> None:
     async def back(batch: EventBatch) -> SequenceToken | None:
         number = batch.first.sequence_number
         return SequenceToken(number - 1) if number == 5 and not got.errors else None
@@ -281,7 +281,7 @@ def refusing(bad: set[Any]) -> Callable[[EventBatch], Awaitable[None]]:
     return act
 
 
-def test_only_the_poison_event_goes_to_the_dead_letters() -> None:
+def test_dead_letters_receive_only_poison_events() -> None:
     letters: list[DeadLetter] = []
 
     async def keep(letter: DeadLetter) -> None:
@@ -305,7 +305,7 @@ def test_only_the_poison_event_goes_to_the_dead_letters() -> None:
     generated(program, GeneratorQueues(one), options=options, dead_letters=keep)
 
 
-def test_a_faulted_subscription_keeps_its_position_and_delays_no_other() -> None:
+def test_faulted_subscription_keeps_position_without_delaying_others() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "one")
         bad, good = Collector(act=refusing({13})), Collector()
@@ -328,7 +328,7 @@ def test_a_faulted_subscription_keeps_its_position_and_delays_no_other() -> None
     generated(program, GeneratorQueues(one), options={"cache_events": 20, "deliver_for_s": 5})
 
 
-def test_a_consumer_whose_own_task_was_cancelled_is_retried() -> None:
+def test_consumer_is_retried_after_cancelled_error() -> None:
     cancels = 3
 
     async def act(_: EventBatch) -> None:
@@ -345,7 +345,7 @@ def test_a_consumer_whose_own_task_was_cancelled_is_retried() -> None:
     generated(program, GeneratorQueues(one))
 
 
-def test_with_policy_block_an_event_is_retried_until_accepted() -> None:
+def test_block_policy_retries_event_until_accepted() -> None:
     bad = {13}
 
     async def program(provider: StreamProvider) -> None:
@@ -362,7 +362,7 @@ def test_with_policy_block_an_event_is_retried_until_accepted() -> None:
     generated(program, GeneratorQueues(one), options={"on_poison": "block", "deliver_for_s": 1})
 
 
-def test_a_consumer_that_raises_consumer_gone_is_removed_and_pins_nothing() -> None:
+def test_consumer_can_end_its_subscription_by_raising_and_pins_no_events() -> None:
     async def leave(_: EventBatch) -> None:
         raise ConsumerGone("enough")
 
@@ -378,7 +378,7 @@ def test_a_consumer_that_raises_consumer_gone_is_removed_and_pins_nothing() -> N
     in_memory(program, options={"cache_events": 20})
 
 
-def test_implicit_subscriptions_get_every_event_of_each_stream_that_matches() -> None:
+def test_implicit_subscriptions_receive_all_events_of_matching_streams() -> None:
     found: dict[StreamId, Collector] = {}
 
     def make(stream: StreamId) -> Collector:
@@ -404,7 +404,7 @@ def test_implicit_subscriptions_get_every_event_of_each_stream_that_matches() ->
     virtual_time.run(main())
 
 
-def test_a_stream_with_an_explicit_subscription_also_gets_its_implicit_ones() -> None:
+def test_stream_delivers_to_both_explicit_and_implicit_subscriptions() -> None:
     implicit, explicit = Collector(), Collector()
 
     async def program(provider: StreamProvider) -> None:
@@ -416,7 +416,7 @@ def test_a_stream_with_an_explicit_subscription_also_gets_its_implicit_ones() ->
     in_memory(program)
 
 
-def test_a_pattern_registered_late_applies_from_then_on() -> None:
+def test_pattern_registered_late_receives_only_later_events() -> None:
     got = Collector()
 
     async def program(provider: StreamProvider) -> None:
@@ -432,7 +432,9 @@ def test_a_pattern_registered_late_applies_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("on_poison", [None, "fault"])
-def test_a_factory_that_raises_is_called_again_and_delays_no_other(on_poison: PoisonPolicy | None) -> None:
+def test_failing_factory_is_called_again_without_delaying_other_streams(
+    on_poison: PoisonPolicy | None,
+) -> None:
     got, late = Collector(), Collector()
     is_down = True
 
@@ -461,7 +463,7 @@ def test_a_factory_that_raises_is_called_again_and_delays_no_other(on_poison: Po
     in_memory(program)
 
 
-def test_consumers_of_idle_streams_leave_the_memory_and_return_at_their_position() -> None:
+def test_consumer_of_idle_stream_is_evicted_and_returns_at_its_position() -> None:
     made: list[Collector] = []
 
     def make(_: StreamId) -> Collector:
@@ -481,7 +483,7 @@ def test_consumers_of_idle_streams_leave_the_memory_and_return_at_their_position
     in_memory(program, options={"inactive_s": 50})
 
 
-def test_a_full_queue_in_memory_refuses_all_events_of_a_call() -> None:
+def test_full_memory_queue_raises_overloaded_and_stores_no_event_of_call() -> None:
     async def program() -> None:
         queues = MemoryQueues(1, events_max=10)
         (queue,) = queues.mapper.queues
@@ -493,7 +495,7 @@ def test_a_full_queue_in_memory_refuses_all_events_of_a_call() -> None:
     virtual_time.run(program())
 
 
-def test_a_gap_is_reported_before_the_events_after_it() -> None:
+def test_gap_is_reported_before_events_after_it() -> None:
     class Gappy(GeneratorQueues):
         async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
             return _Gappy(await super().receiver(queue, start, *more))
@@ -529,7 +531,7 @@ def test_a_gap_is_reported_before_the_events_after_it() -> None:
     generated(program, Gappy(one))
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_options_and_calls_are_rejected() -> None:
     with pytest.raises(InvalidOption, match="unknown policy"):
         StreamProvider("p", MemoryQueues()).implicit(
             "all",
@@ -583,7 +585,7 @@ def test_invalid_arguments_are_refused() -> None:
 
 
 @pytest.mark.parametrize("events", [b"12.50", "12.51", {"price": 12.5}, None, 5])
-def test_one_event_in_the_place_of_several_is_refused(events: Any) -> None:
+def test_publish_of_single_event_instead_of_series_is_rejected(events: Any) -> None:
     async def program(provider: StreamProvider) -> None:
         got = Collector()
         await provider.stream("n", "a").subscribe(got)
@@ -595,7 +597,7 @@ def test_one_event_in_the_place_of_several_is_refused(events: Any) -> None:
     in_memory(program)
 
 
-def test_what_cannot_consume_is_refused_when_it_is_given() -> None:
+def test_invalid_factory_pattern_observer_or_time_is_rejected() -> None:
     provider = StreamProvider("p", MemoryQueues(1))
     for register in (partial(provider.implicit, "a", "n/*"), partial(provider.consumer, "a")):
         with pytest.raises(InvalidOption, match="not a factory of observers"):

@@ -1,4 +1,4 @@
-"""A failure of one consumer, token or call affects no other, in virtual time."""
+"""Failures of one consumer, token or call do not affect other consumers, in virtual time."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,9 @@ def broken(provider: StreamProvider) -> int:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 7), st.integers(0, 5))
-def test_place_of_equals_a_search_of_every_event(carried: list[int], number: int, index: int) -> None:
+def test_batch_place_of_returns_number_of_tokens_before_start(
+    carried: list[int], number: int, index: int
+) -> None:
     tokens = [SequenceToken(at, i) for at, count in enumerate(carried) for i in range(count)]
     if not tokens:
         return
@@ -70,7 +72,7 @@ def test_place_of_equals_a_search_of_every_event(carried: list[int], number: int
 
 
 @pytest.mark.parametrize("start", [-1, 5.5, SequenceToken(-1), SequenceToken(2**63), (3, 0), None])
-def test_an_invalid_start_is_refused_and_stores_nothing(start: Any) -> None:
+def test_invalid_start_is_rejected_and_stores_no_subscription(start: Any) -> None:
     async def program(provider: StreamProvider) -> None:
         stream, got = provider.stream("n", "one"), Collector()
         with pytest.raises(ValueError, match="SequenceToken"):
@@ -86,7 +88,7 @@ def test_an_invalid_start_is_refused_and_stores_nothing(start: Any) -> None:
     run(program, GeneratorQueues(one))
 
 
-def test_tokens_of_other_integer_types_are_converted() -> None:
+def test_token_of_other_integer_type_is_converted() -> None:
     class Seven:
         def __index__(self) -> int:
             return 7
@@ -95,7 +97,7 @@ def test_tokens_of_other_integer_types_are_converted() -> None:
 
 
 @pytest.mark.parametrize("said", [5, SequenceToken(-1), "here", SequenceToken("x", 0)])  # type: ignore[arg-type]
-def test_an_invalid_last_token_fails_only_its_consumer(said: Any) -> None:
+def test_invalid_token_from_consumer_faults_only_its_subscription(said: Any) -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "one")
         good, lost = Collector(), Collector(last=said)
@@ -117,7 +119,7 @@ def test_an_invalid_last_token_fails_only_its_consumer(said: Any) -> None:
     run(program, GeneratorQueues(one), options={"deliver_for_s": 5})
 
 
-def test_fewer_messages_are_requested_when_each_carries_many_events() -> None:
+def test_read_sizer_requests_fewer_messages_if_each_carries_many_events() -> None:
     pace, events_max = ReadSizer(lambda value: [value] * 50), 1000
     asked = []
     for _ in range(12):
@@ -131,7 +133,7 @@ def test_fewer_messages_are_requested_when_each_carries_many_events() -> None:
     assert ReadSizer(None).messages(events_max) == 1000
 
 
-def test_a_read_larger_than_the_room_is_still_delivered() -> None:
+def test_read_larger_than_cache_is_delivered_completely() -> None:
     class Crowded(GeneratorQueues):
         async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
             receiver = await super().receiver(queue, start, *more)
@@ -175,7 +177,7 @@ class Unreadable(GeneratorQueues):
         return reader
 
 
-def test_an_unreadable_history_is_retried_and_affects_no_other_consumer() -> None:
+def test_history_read_error_is_retried_without_agent_failure() -> None:
     queues = Unreadable(one, events=1000)
 
     async def program(provider: StreamProvider) -> None:
@@ -197,7 +199,7 @@ def test_an_unreadable_history_is_retried_and_affects_no_other_consumer() -> Non
 
 
 @pytest.mark.parametrize("trouble", ["hangs", "raises", "hangs in its gap"])
-def test_consumers_that_hang_or_fail_while_catching_up_let_others_read(trouble: str) -> None:
+def test_hanging_or_failing_catch_up_consumers_do_not_block_others(trouble: str) -> None:
     class Gappy(GeneratorQueues):
         open = 0
 
@@ -248,7 +250,7 @@ def test_consumers_that_hang_or_fail_while_catching_up_let_others_read(trouble: 
     assert queues.open == 0
 
 
-def test_the_queue_is_acknowledged_only_up_to_durable_positions_of_catching_up_consumers() -> None:
+def test_queue_is_acknowledged_only_up_to_durable_position_of_catching_up_consumer() -> None:
     """A commit takes 2 s, while a consumer continues."""
     kept: list[int] = []
     acknowledged: list[int] = []
@@ -289,7 +291,7 @@ def test_the_queue_is_acknowledged_only_up_to_durable_positions_of_catching_up_c
     run(program, Told(one, events=1000), stores=lambda *_: Store(), options=options, delay_s=2.0)
 
 
-def test_events_that_a_consumer_went_back_to_during_a_commit_are_not_acknowledged() -> None:
+def test_events_after_rewind_during_commit_are_not_acknowledged() -> None:
     told: list[int] = []
     asked_at: list[int] = []
 
@@ -336,7 +338,7 @@ class Endless(Collector):
                 await asyncio.sleep(1e6)
 
 
-def test_a_hanging_on_close_delays_neither_the_commits_nor_the_host(
+def test_hanging_on_close_delays_neither_commits_nor_host_stop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made: list[Endless] = []
@@ -372,7 +374,7 @@ def test_a_hanging_on_close_delays_neither_the_commits_nor_the_host(
 
 
 @pytest.mark.parametrize("act", ["unsubscribe", "resume"])
-def test_a_cancelled_call_leaves_nothing_pinned(act: str) -> None:
+def test_cancelled_unsubscribe_or_resume_still_takes_effect(act: str) -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         slow, after = Collector(slow_s=5), Collector()
@@ -395,7 +397,7 @@ def test_a_cancelled_call_leaves_nothing_pinned(act: str) -> None:
     run(program, MemoryQueues(1), options={"cache_events": 20})
 
 
-def test_a_subscription_that_ended_while_the_cache_was_full_stays_ended() -> None:
+def test_subscription_unsubscribed_while_cache_is_full_stays_removed() -> None:
     """The agent evicts it while `stop` waits for its last call."""
     stores = memory_stores()
 
@@ -415,7 +417,7 @@ def test_a_subscription_that_ended_while_the_cache_was_full_stays_ended() -> Non
     run(program, GeneratorQueues(one, events=None, rate_per_s=50), options=options, stores=stores)
 
 
-def test_a_subscription_that_ends_during_resume_does_not_return() -> None:
+def test_resume_raises_no_such_subscription_if_unsubscribed_meanwhile() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         slow, after = Collector(slow_s=5), Collector()
@@ -435,7 +437,7 @@ def test_a_subscription_that_ends_during_resume_does_not_return() -> None:
     run(program, MemoryQueues(1))
 
 
-def test_of_two_concurrent_resumes_the_last_wins_and_one_observer_is_called() -> None:
+def test_last_of_two_concurrent_resumes_wins_and_only_its_observer_is_called() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         observers = [Collector(slow_s=5), Collector(), Collector()]
@@ -453,7 +455,7 @@ def test_of_two_concurrent_resumes_the_last_wins_and_one_observer_is_called() ->
 
 
 @pytest.mark.parametrize("then", ["returns", "raises", "is gone"])
-def test_an_observer_that_was_replaced_cannot_change_the_subscription(then: str) -> None:
+def test_replaced_observer_cannot_change_subscription(then: str) -> None:
     stores = memory_stores()
 
     async def program(provider: StreamProvider) -> None:
@@ -483,7 +485,7 @@ def test_an_observer_that_was_replaced_cannot_change_the_subscription(then: str)
     run(program, GeneratorQueues(one), stores=stores, options=options)
 
 
-def test_a_consumer_may_stop_its_own_host() -> None:
+def test_consumer_can_stop_its_own_host() -> None:
     async def main() -> None:
         provider = StreamProvider("p", MemoryQueues(1))
 
@@ -502,7 +504,7 @@ def test_a_consumer_may_stop_its_own_host() -> None:
     virtual_time.run(main())
 
 
-def test_a_call_that_waits_for_a_queue_fails_at_once_when_the_host_stops() -> None:
+def test_waiting_subscribe_fails_immediately_if_host_stops() -> None:
     class Shut(MemoryQueues):
         async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
             raise OSError("no queue")
@@ -524,7 +526,7 @@ def test_a_call_that_waits_for_a_queue_fails_at_once_when_the_host_stops() -> No
 
 
 @pytest.mark.parametrize("policy", ["fault", "dead-letter"])
-def test_a_gap_whose_handler_raises_is_reported_again(policy: Any) -> None:
+def test_gap_is_reported_again_if_on_gap_raises(policy: Any) -> None:
     async def keep(_: Any) -> None:
         return None
 
@@ -568,7 +570,7 @@ def test_a_gap_whose_handler_raises_is_reported_again(policy: Any) -> None:
     run(program, MemoryQueues(1, first=0), options=options, **letters)
 
 
-def test_subscriptions_of_a_removed_pattern_can_be_ended() -> None:
+def test_subscription_of_removed_pattern_can_be_unsubscribed() -> None:
     stores = memory_stores()
     queues = GeneratorQueues(one, events=2000)
 
@@ -594,7 +596,7 @@ def test_subscriptions_of_a_removed_pattern_can_be_ended() -> None:
 
 
 @pytest.mark.parametrize("before", [None, 10**16])
-def test_events_in_memory_are_never_confused_with_those_of_an_earlier_process(before: int | None) -> None:
+def test_memory_queue_tokens_exceed_those_of_previous_process(before: int | None) -> None:
     """The store outlives the queues, and the clock of the previous process may have been ahead."""
     stores = memory_stores()
     got: list[Collector] = []
@@ -618,7 +620,7 @@ def test_events_in_memory_are_never_confused_with_those_of_an_earlier_process(be
     virtual_time.run(main())
 
 
-def test_events_published_before_the_first_read_are_numbered_after_the_stored_position() -> None:
+def test_events_published_before_first_read_get_tokens_after_stored_position() -> None:
     async def main() -> None:
         queues = MemoryQueues(1, first=100)
         (queue,) = queues.mapper.queues
@@ -640,7 +642,7 @@ def test_events_published_before_the_first_read_are_numbered_after_the_stored_po
     virtual_time.run(main())
 
 
-def test_a_commit_with_unknown_outcome_is_raised_and_the_store_is_reopened() -> None:
+def test_subscribe_with_unknown_commit_outcome_raises_and_store_is_reopened() -> None:
     """The commit may have happened: a second `subscribe` makes two, and the first can be ended."""
     content: dict[str, Any] = {}
     is_failing = False
@@ -688,7 +690,7 @@ def test_a_commit_with_unknown_outcome_is_raised_and_the_store_is_reopened() -> 
     run(program, MemoryQueues(1), stores=lambda *_: Store())
 
 
-def test_streams_removed_from_memory_return_without_gaps_or_duplicates() -> None:
+def test_idle_stream_evicted_from_memory_returns_without_gaps_or_duplicates() -> None:
     """One consumer stays behind the others, so that positions are stored separately."""
     got: dict[str, list[Collector]] = {}
 

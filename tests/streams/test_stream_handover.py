@@ -1,4 +1,4 @@
-"""Queues that move between hosts: released, revoked, failed, killed; in virtual time."""
+"""Queues that are released, lost or reassigned between hosts, in virtual time."""
 
 import asyncio
 import threading
@@ -58,7 +58,7 @@ def three(_: QueueId, number: int) -> tuple[StreamId, Any]:
     return StreamId("n", "abc"[number % 3]), number
 
 
-def test_a_queue_that_is_released_delivers_each_event_once() -> None:
+def test_released_queue_delivers_each_event_once_across_owners() -> None:
     """Deliveries under way finish, accepted events are saved, and the next owner starts after them."""
     queues = MemoryQueues(1)
     (queue,) = queues.mapper.queues
@@ -94,7 +94,7 @@ def test_a_queue_that_is_released_delivers_each_event_once() -> None:
     virtual_time.run(main())
 
 
-def test_a_revoked_queue_stops_at_once_and_saves_nothing() -> None:
+def test_revoked_queue_stops_immediately_without_saving_progress() -> None:
     stores = memory_stores()
     queues = GeneratorQueues(three)
     (queue,) = queues.mapper.queues
@@ -121,7 +121,7 @@ def test_a_revoked_queue_stops_at_once_and_saves_nothing() -> None:
     virtual_time.run(main())
 
 
-def test_a_released_queue_is_not_served_before_it_is_assigned_again() -> None:
+def test_released_queue_is_not_served_until_assigned_with_new_fence() -> None:
     queues = GeneratorQueues(three)
     (queue,) = queues.mapper.queues
 
@@ -141,7 +141,7 @@ def test_a_released_queue_is_not_served_before_it_is_assigned_again() -> None:
     virtual_time.run(main())
 
 
-def test_a_subscription_continues_on_hosts_that_know_its_consumer_and_waits_on_others() -> None:
+def test_subscription_continues_only_on_host_with_its_registered_consumer() -> None:
     stores = memory_stores()
     queues = GeneratorQueues(three, events=300)
     (queue,) = queues.mapper.queues
@@ -179,7 +179,7 @@ def test_a_subscription_continues_on_hosts_that_know_its_consumer_and_waits_on_o
     virtual_time.run(main())
 
 
-def test_the_queue_is_acknowledged_only_up_to_what_every_subscription_has() -> None:
+def test_queue_is_acknowledged_only_up_to_position_of_slowest_subscription() -> None:
     acknowledged: list[SequenceToken] = []
 
     class Watched(GeneratorQueues):
@@ -209,7 +209,7 @@ def test_the_queue_is_acknowledged_only_up_to_what_every_subscription_has() -> N
     virtual_time.run(main())
 
 
-def test_a_failed_agent_is_restarted_from_its_store() -> None:
+def test_failed_agent_restarts_without_losing_events() -> None:
     broken = [Overloaded("come back later"), StorageFailed("the disk"), OSError("gone")]
 
     class Broken(GeneratorQueues):
@@ -239,7 +239,7 @@ def test_a_failed_agent_is_restarted_from_its_store() -> None:
     assert broken == []
 
 
-def test_a_locked_store_is_retried_until_the_previous_owner_closes_it(
+def test_locked_store_is_retried_until_previous_owner_closes_it(
     tmp_path: Path,
 ) -> None:
     stores = directory_stores(tmp_path)
@@ -262,7 +262,7 @@ def test_a_locked_store_is_retried_until_the_previous_owner_closes_it(
     virtual_time.run(main())
 
 
-def test_a_host_that_does_not_know_that_it_lost_its_queue_keeps_no_other_waiting(tmp_path: Path) -> None:
+def test_new_owner_serves_queue_while_previous_owner_is_unaware_of_its_loss(tmp_path: Path) -> None:
     queues = GeneratorQueues(three)
     (queue,) = queues.mapper.queues
 
@@ -292,7 +292,7 @@ def test_a_host_that_does_not_know_that_it_lost_its_queue_keeps_no_other_waiting
     virtual_time.run(main())
 
 
-def test_a_replaced_owner_cannot_open_the_store() -> None:
+def test_store_raises_fenced_if_opened_by_replaced_owner() -> None:
     queue = QueueId(0, "q")
     store = MemoryStore()
 
@@ -306,7 +306,7 @@ def test_a_replaced_owner_cannot_open_the_store() -> None:
     virtual_time.run(main())
 
 
-def test_the_store_keeps_positions_only_where_they_differ_from_low() -> None:
+def test_store_keeps_only_positions_different_from_low() -> None:
     queue, stream = QueueId(0, "q"), StreamId("n", "a")
     store = MemoryStore()
 
@@ -332,7 +332,7 @@ def test_the_store_keeps_positions_only_where_they_differ_from_low() -> None:
     virtual_time.run(main())
 
 
-def test_a_subscription_that_cannot_be_stored_is_refused_and_pins_nothing() -> None:
+def test_subscribe_raises_storage_failed_and_adds_no_subscription_if_store_is_full() -> None:
     class Full(MemoryStore):
         is_full = False
 
@@ -381,7 +381,7 @@ class Keeping(Collector):
     st.integers(10, 60),
     st.sampled_from([0.0, 0.05, 1.5]),
 )
-def test_hosts_may_fail_anywhere_and_no_event_is_lost_or_reordered(
+def test_events_are_delivered_in_order_without_loss_after_random_host_failures(
     changes: list[tuple[str, int, float]], cache_events: int, slow_s: float
 ) -> None:
     """One of three hosts serves at a time. Consumers with stored tokens get each event once; all in order."""
@@ -459,7 +459,7 @@ def test_memory_stores_keep_committed_data() -> None:
 
 
 @pytest.mark.parametrize("who", ["explicit", "implicit", "answers"])
-def test_a_consumer_before_the_stored_position_keeps_its_own_at_the_next_owner(who: str) -> None:
+def test_rewound_consumer_keeps_its_position_at_next_owner(who: str) -> None:
     """The consumer went back to an event still in the cache, and no new event arrives."""
     stores = memory_stores()
     queues = GeneratorQueues(three, events=60, rate_per_s=20)
@@ -505,7 +505,7 @@ def test_a_consumer_before_the_stored_position_keeps_its_own_at_the_next_owner(w
     virtual_time.run(main())
 
 
-def test_a_queue_that_returns_while_its_agent_awaits_a_restart_is_served() -> None:
+def test_queue_reassigned_while_its_agent_awaits_restart_is_served() -> None:
     class Broken(GeneratorQueues):
         is_broken = True
 
@@ -532,7 +532,7 @@ def test_a_queue_that_returns_while_its_agent_awaits_a_restart_is_served() -> No
 
 
 @pytest.mark.parametrize("begins_s", [0.5, 5.0, 11.0])
-def test_a_queue_revoked_after_a_late_release_leaves_nothing_open(
+def test_queue_revoked_after_release_timeout_leaves_no_store_open(
     begins_s: float,
 ) -> None:
     """The store takes 4 s to open, commit and close. The queue is revoked while it starts or is served."""
@@ -572,7 +572,7 @@ def test_a_queue_revoked_after_a_late_release_leaves_nothing_open(
     virtual_time.run(main(), delay_s=lambda: 4.0)
 
 
-def test_a_queue_lost_during_its_drain_stops_at_once_and_acknowledges_nothing_more() -> None:
+def test_queue_lost_while_draining_stops_immediately_without_further_acknowledgement() -> None:
     told: list[float] = []
 
     class Told(GeneratorQueues):
@@ -634,7 +634,7 @@ class Unanswered(MemoryStore):
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
-def test_a_lost_queue_does_not_wait_for_a_commit_that_nobody_answers(*, is_draining: bool) -> None:
+def test_lost_queue_does_not_wait_for_unanswered_commit(*, is_draining: bool) -> None:
     """Else its host could not serve the queue again when the cluster is back."""
     queues = MemoryQueues(1)
     (queue,) = queues.mapper.queues
@@ -663,7 +663,7 @@ def test_a_lost_queue_does_not_wait_for_a_commit_that_nobody_answers(*, is_drain
     asyncio.run(main())
 
 
-def test_stores_that_hang_keep_no_other_queue_waiting() -> None:
+def test_hanging_stores_do_not_delay_other_queues() -> None:
     """More of them than the event loop has threads for all."""
     queues, hand = MemoryQueues(9), Hand()
     stores = {queue: Unanswered() for queue in queues.mapper.queues}
@@ -696,7 +696,7 @@ def test_stores_that_hang_keep_no_other_queue_waiting() -> None:
     asyncio.run(main())
 
 
-def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open() -> None:
+def test_host_stopped_while_agent_starts_leaves_no_store_open() -> None:
     opened: list[MemoryStore] = []
     closed: list[MemoryStore] = []
 
@@ -726,7 +726,7 @@ def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open() -> None:
     virtual_time.run(main(), delay_s=lambda: 4.0)
 
 
-def test_a_resume_that_waits_while_the_queue_is_given_up_fails() -> None:
+def test_waiting_resume_raises_queue_elsewhere_if_queue_is_lost() -> None:
     queues = GeneratorQueues(three)
     (queue,) = queues.mapper.queues
 
@@ -748,7 +748,7 @@ def test_a_resume_that_waits_while_the_queue_is_given_up_fails() -> None:
     virtual_time.run(main())
 
 
-def test_a_request_that_the_owner_does_not_answer_is_counted() -> None:
+def test_owner_timeout_of_request_is_counted_in_metrics() -> None:
     class Silent:
         """Stores whose owners do not answer."""
 
@@ -777,7 +777,7 @@ def test_a_request_that_the_owner_does_not_answer_is_counted() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["from the cache", "from the history"])
-def test_a_host_that_wakes_after_its_lease_calls_no_consumer_until_it_has_another(is_late: bool) -> None:
+def test_host_paused_past_its_lease_calls_no_consumer_until_it_has_new_lease(is_late: bool) -> None:
     """The leases' clock jumps in a call, as it does for a host that was paused. No timer has fired then, and
     no renewal has failed.
     """

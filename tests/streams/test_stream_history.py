@@ -1,4 +1,4 @@
-"""A host whose copy of the log begins later reads the rest from the nodes. Only a trim is a gap."""
+"""A host with a partial copy of the merged log reads the rest from the nodes; only a trim is a gap."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def numbers(key: str, start: int, end: int = EVENTS) -> list[bytes]:
     return [b"%d" % number for number in range(start, end) if number // 10 % 2 == rest]
 
 
-def test_a_subscription_moves_to_a_host_whose_copy_begins_later_and_misses_nothing(hosts: Hosts) -> None:
+def test_subscription_moved_to_host_with_later_copy_start_misses_no_events(hosts: Hosts) -> None:
     hosts.copy_from("second", 2500)
 
     async def refuse_later(batch: EventBatch) -> None:
@@ -140,7 +140,7 @@ def test_a_subscription_moves_to_a_host_whose_copy_begins_later_and_misses_nothi
     asyncio.run(main())
 
 
-def test_a_new_agent_reads_from_the_nodes_what_precedes_the_copy_of_its_host(hosts: Hosts) -> None:
+def test_new_agent_reads_events_before_start_of_local_copy_from_nodes(hosts: Hosts) -> None:
     hosts.copy_from("second", 2500)
 
     async def main() -> None:
@@ -156,7 +156,7 @@ def test_a_new_agent_reads_from_the_nodes_what_precedes_the_copy_of_its_host(hos
 
 
 @pytest.mark.parametrize("start", [EARLIEST, SequenceToken(0), SequenceToken(1001)])
-def test_a_subscription_that_starts_before_the_copy_of_its_host_gets_everything(
+def test_subscription_starting_before_local_copy_receives_all_events(
     hosts: Hosts, start: StartPosition | SequenceToken
 ) -> None:
     hosts.copy_from("second", 2500)
@@ -173,7 +173,7 @@ def test_a_subscription_that_starts_before_the_copy_of_its_host_gets_everything(
     asyncio.run(main())
 
 
-def test_only_what_the_nodes_have_trimmed_is_a_gap(hosts: Hosts, feeds: Feeds) -> None:
+def test_gap_is_reported_only_for_events_trimmed_on_nodes(hosts: Hosts, feeds: Feeds) -> None:
     hosts.copy_from("second", 2500)
     feeds.trim(10)
 
@@ -191,7 +191,9 @@ def test_only_what_the_nodes_have_trimmed_is_a_gap(hosts: Hosts, feeds: Feeds) -
     asyncio.run(main())
 
 
-def test_history_waits_for_the_nodes_and_survives_the_loss_of_one(hosts: Hosts, nodes: RangeNodes) -> None:
+def test_history_read_waits_while_two_nodes_are_down_and_completes_with_one_down(
+    hosts: Hosts, nodes: RangeNodes
+) -> None:
     hosts.copy_from("second", 2500)
 
     async def main() -> None:
@@ -222,7 +224,7 @@ async def _at_end(hosts: Hosts, host: str) -> object:
         yield provider
 
 
-def test_a_stream_that_has_no_event_is_read_to_its_end(hosts: Hosts) -> None:
+def test_history_of_stream_without_events_is_read_to_its_end(hosts: Hosts) -> None:
     async def main() -> None:
         queues = ClusterQueues({"q": hosts.cluster("third")})
         (queue,) = queues.mapper.queues
@@ -263,7 +265,7 @@ async def _served_to_the_end(hosts: Hosts) -> None:
         await until(lambda: len(got.events) == EVENTS)
 
 
-def test_a_new_owner_delivers_what_its_copy_does_not_have_yet(
+def test_new_owner_delivers_events_missing_from_its_local_copy(
     hosts: Hosts, feeds: Feeds, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -283,7 +285,7 @@ def test_a_new_owner_delivers_what_its_copy_does_not_have_yet(
     asyncio.run(main())
 
 
-def test_a_subscription_far_back_does_not_delay_the_others_after_a_hand_over(
+def test_subscription_with_old_position_does_not_delay_others_on_new_owner(
     hosts: Hosts, feeds: Feeds, tmp_path: Path
 ) -> None:
     async def refuse(_: EventBatch) -> None:
@@ -313,7 +315,7 @@ def test_a_subscription_far_back_does_not_delay_the_others_after_a_hand_over(
     asyncio.run(main())
 
 
-def test_history_that_the_copy_does_not_have_yet_comes_from_the_nodes(
+def test_history_missing_from_local_copy_is_read_from_nodes(
     hosts: Hosts, feeds: Feeds, tmp_path: Path
 ) -> None:
     hosts.copy_from("second", 2500)
@@ -335,7 +337,7 @@ def test_history_that_the_copy_does_not_have_yet_comes_from_the_nodes(
     asyncio.run(main())
 
 
-def test_what_is_read_before_the_stored_positions_is_a_gap_only_for_whoever_goes_back(
+def test_trim_before_stored_position_is_gap_only_for_consumer_with_earlier_last_token(
     hosts: Hosts, feeds: Feeds
 ) -> None:
     async def main() -> None:
@@ -363,7 +365,7 @@ def test_what_is_read_before_the_stored_positions_is_a_gap_only_for_whoever_goes
 
 
 @pytest.mark.parametrize("closed", ["feed", "logs"])
-def test_a_closed_feed_asks_no_node_any_more(
+def test_closed_feed_ends_its_threads_and_logs_no_failure(
     nodes: RangeNodes, caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]], closed: str
 ) -> None:
     caplog.set_level(logging.INFO, "rt.streams")
@@ -388,7 +390,7 @@ def test_a_closed_feed_asks_no_node_any_more(
     assert not any("queue_feed_failed" in message for message in logged("rt.streams"))
 
 
-def test_gaps_that_do_not_touch_are_told_apart() -> None:
+def test_log_gaps_merge_if_they_touch_and_stay_separate_otherwise() -> None:
     gaps = LogGaps("s")
     for wanted, resumed, why in [(1200, 1500, "b"), (0, 1000, "a"), (1000, 1100, "a"), (1400, 1600, "c")]:
         gaps.add(wanted, resumed, why)
@@ -400,7 +402,7 @@ def test_gaps_that_do_not_touch_are_told_apart() -> None:
 FIRST, FORCED = epoch_of(1, 0), epoch_of(forced_number(1), 7)
 
 
-def test_a_position_of_before_a_forced_reset_is_not_read_after_it(nodes: RangeNodes) -> None:
+def test_reading_position_from_before_forced_reset_raises_queue_reset(nodes: RangeNodes) -> None:
     logs, others = (NodeLogs(nodes.endpoints, "s", rt.TLS(**nodes.files)) for _ in range(2))
 
     async def main() -> None:

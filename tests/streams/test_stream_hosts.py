@@ -1,4 +1,4 @@
-"""Hosts as processes over real clusters: killed, added, stopped under load."""
+"""Host processes on real clusters that are killed, paused, added and stopped under load."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def lines(path: Path) -> list[tuple[int, str]]:
     return [(int(token), value) for token, value in map(str.split, text[: text.rfind("\n") + 1].splitlines())]
 
 
-def test_hosts_are_killed_and_added_under_load_and_every_event_is_processed_once(
+def test_events_are_processed_once_while_hosts_are_killed_paused_and_added_under_load(
     root: Path,
 ) -> None:
     with contextlib.ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""What every lease provider must do: those in memory and those of a cluster, in virtual time."""
+"""Requirements on every lease provider, in memory and of a cluster, in virtual time."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def got(provider: LeaseProvider, *names: str, duration_s: float = 30.0) ->
     return [one.lease for one in await provider.acquire(names, duration_s) if one.lease is not None]
 
 
-def test_each_new_owner_of_a_lease_gets_a_greater_token(run: Any) -> None:
+def test_lease_gets_greater_token_with_each_new_owner(run: Any) -> None:
     async def test(world: World) -> None:
         one, other = world.provider("h1"), world.provider("h2~a")
         first, second = await got(one, "queue/q1", "queue/q2")
@@ -141,7 +141,7 @@ def test_each_new_owner_of_a_lease_gets_a_greater_token(run: Any) -> None:
     run(test)
 
 
-def test_a_lease_lasts_while_its_owner_counts_on_it_and_expires_soon_after(run: Any) -> None:
+def test_lease_is_exclusive_until_its_deadline_and_available_one_second_later(run: Any) -> None:
     async def test(world: World) -> None:
         one, other = world.provider("h1"), world.provider("h2")
         (lease,) = await got(one, "q", duration_s=10.0)
@@ -158,7 +158,7 @@ def test_a_lease_lasts_while_its_owner_counts_on_it_and_expires_soon_after(run: 
     run(test)
 
 
-def test_a_lease_is_renewed_only_by_its_owner_and_token(run: Any) -> None:
+def test_lease_is_renewed_only_with_its_owner_and_token(run: Any) -> None:
     async def test(world: World) -> None:
         one, other = world.provider("h1"), world.provider("h2")
         (lease,) = await got(one, "q", duration_s=10.0)
@@ -178,7 +178,7 @@ def test_a_lease_is_renewed_only_by_its_owner_and_token(run: Any) -> None:
     run(test)
 
 
-def test_an_empty_request_does_nothing_and_an_invalid_name_is_an_error(run: Any) -> None:
+def test_empty_lease_request_returns_no_answers_and_invalid_name_raises_invalid_name(run: Any) -> None:
     async def test(world: World) -> None:
         one = world.provider("h1")
         assert list(await one.acquire([], 30.0)) == []
@@ -191,7 +191,7 @@ def test_an_empty_request_does_nothing_and_an_invalid_name_is_an_error(run: Any)
     run(test)
 
 
-def test_retriable_errors_of_a_cluster_are_transient_failures_and_others_are_raised() -> None:
+def test_retriable_cluster_errors_are_transient_failures_and_others_are_raised() -> None:
     async def main() -> None:
         world = Cluster()
         one: Any = world.provider("h1")
@@ -209,7 +209,7 @@ def test_retriable_errors_of_a_cluster_are_transient_failures_and_others_are_rai
     run_virtual(main())
 
 
-def test_leases_granted_before_the_limit_are_kept() -> None:
+def test_leases_granted_before_group_limit_is_reached_are_kept() -> None:
     async def main() -> None:
         one = Cluster().provider("h1")
         names = [f"queue/q{number}" for number in range(LEASES_PER_GROUP_MAX + 100)]
@@ -223,7 +223,7 @@ def test_leases_granted_before_the_limit_are_kept() -> None:
     run_virtual(main())
 
 
-def test_more_queues_than_leases_are_served_up_to_the_limit() -> None:
+def test_balancer_serves_more_than_half_of_lease_limit_if_queues_exceed_it() -> None:
     async def main() -> None:
         cluster = Cluster()
         balancer = LeaseBalancer(cluster.provider("h1"), times=LeaseTimes(lease_s=300.0))
@@ -236,7 +236,7 @@ def test_more_queues_than_leases_are_served_up_to_the_limit() -> None:
     run_virtual(main())
 
 
-def test_every_valid_name_fits_into_the_name_of_a_lease() -> None:
+def test_lease_names_of_longest_valid_group_owner_and_queue_are_accepted() -> None:
     async def main() -> None:
         cluster = Cluster()
         cluster.group = "g" * NAME_BYTES_MAX
@@ -250,7 +250,7 @@ def test_every_valid_name_fits_into_the_name_of_a_lease() -> None:
     run_virtual(main())
 
 
-def test_the_default_owner_is_unique() -> None:
+def test_default_lease_owner_is_unique() -> None:
     async def main() -> None:
         tls: Any = SimpleNamespace(
             identity=Identity("s", "subscriber", "h1", frozenset(), frozenset({"app"}))

@@ -1,4 +1,4 @@
-"""Subscriptions with names, streams that others place, and the end of a queue that nobody has read yet."""
+"""Named subscriptions, streams placed in other queues, and subscriptions right after the start."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def other(logs: Logs, topic: str) -> str:
     return "west" if placed == "east" else "east"
 
 
-def test_a_subscription_to_a_stream_that_others_placed_elsewhere_is_refused(logs: Logs) -> None:
+def test_subscription_to_stream_placed_in_another_queue_raises_stream_misplaced(logs: Logs) -> None:
     async def main() -> None:
         place = other(logs, "n/a")
         logs.publish(place, "n/a", [b"0"])
@@ -104,7 +104,7 @@ def test_a_subscription_to_a_stream_that_others_placed_elsewhere_is_refused(logs
     asyncio.run(main())
 
 
-def test_a_subscription_from_an_earlier_placement_is_found_and_ended(
+def test_subscription_from_earlier_placement_is_listed_and_can_be_unsubscribed(
     logs: Logs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "stores").mkdir()
@@ -147,7 +147,7 @@ def test_a_subscription_from_an_earlier_placement_is_found_and_ended(
     assert "subscription_misplaced subscription=billing stream=n/a" in caplog.text
 
 
-def test_a_placement_says_where_others_publish(logs: Logs) -> None:
+def test_placement_selects_queue_of_stream_and_rejects_unknown_queue(logs: Logs) -> None:
     async def main() -> None:
         place = other(logs, "n/a")
         logs.publish(place, "n/a", [b"0"])
@@ -163,7 +163,7 @@ def test_a_placement_says_where_others_publish(logs: Logs) -> None:
         ClusterQueues(logs.clusters, placement={"n/*": "north"})
 
 
-def test_a_subscription_from_before_a_placement_does_not_keep_the_stream_from_its_new_place(
+def test_subscription_from_earlier_placement_does_not_block_stream_in_its_new_queue(
     logs: Logs,
 ) -> None:
     async def main() -> None:
@@ -188,7 +188,7 @@ def test_a_subscription_from_before_a_placement_does_not_keep_the_stream_from_it
     asyncio.run(main())
 
 
-def test_events_of_a_subscribed_stream_that_appear_in_another_queue_are_an_error_in_the_log(
+def test_events_of_subscribed_stream_in_another_queue_are_logged_as_error(
     logs: Logs, caplog: pytest.LogCaptureFixture
 ) -> None:
     def errors() -> list[str]:
@@ -208,7 +208,7 @@ def test_events_of_a_subscribed_stream_that_appear_in_another_queue_are_an_error
 
 
 @pytest.mark.parametrize("has_nodes", [False, True])
-def test_a_subscription_right_after_the_start_gets_nothing_old(tmp_path: Path, has_nodes: bool) -> None:
+def test_subscription_right_after_start_receives_only_new_events(tmp_path: Path, has_nodes: bool) -> None:
     feeds = Feeds(tmp_path, ["a"])
     feeds.publish("a", [b"old"] * 5000, "n/a", range(5000))
     feeds.merge()
@@ -231,9 +231,7 @@ def test_a_subscription_right_after_the_start_gets_nothing_old(tmp_path: Path, h
     feeds.close()
 
 
-def test_a_program_that_subscribes_by_name_at_each_start_has_one_subscription(
-    logs: Logs, tmp_path: Path
-) -> None:
+def test_subscribing_by_name_at_each_start_keeps_one_subscription(logs: Logs, tmp_path: Path) -> None:
     (tmp_path / "stores").mkdir()
     place = ClusterQueues(logs.clusters).mapper.queue_for(rt.streams.StreamId("n", "a")).name
     logs.publish(place, "n/a", [b"%d" % number for number in range(5)])
@@ -261,7 +259,7 @@ def test_a_program_that_subscribes_by_name_at_each_start_has_one_subscription(
     asyncio.run(main())
 
 
-def test_the_latest_call_with_a_name_replaces_the_consumer_and_its_fault() -> None:
+def test_subscribe_with_same_name_returns_same_subscription_until_unsubscribed() -> None:
     async def fail(_: EventBatch) -> Any:
         raise ValueError("poison")
 
@@ -292,7 +290,7 @@ def test_the_latest_call_with_a_name_replaces_the_consumer_and_its_fault() -> No
     asyncio.run(main())
 
 
-def test_explicit_subscriptions_are_listed_by_name_and_state() -> None:
+def test_explicit_subscriptions_are_listed_with_name_state_and_lag() -> None:
     async def main() -> None:
         stores = memory_stores()
         queues = MemoryQueues(1)

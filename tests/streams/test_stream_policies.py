@@ -1,4 +1,4 @@
-"""Consumers that hang or fail: the time limit of a call, and what each subscription's policy then does."""
+"""Consumers that hang or fail: the time limit of a call, and the effect of each poison policy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def fail(_: EventBatch) -> None:
     raise OSError("down")
 
 
-def test_a_call_that_hangs_ends_at_its_limit_and_the_policy_decides() -> None:
+def test_hanging_call_is_ended_at_time_limit_and_handled_by_poison_policy() -> None:
     async def program(provider: StreamProvider) -> None:
         faulted, blocked = Collector(act=hanging_at(13)), Collector(act=hanging_at(13))
         stream = provider.stream("n", "one")
@@ -81,7 +81,7 @@ def test_a_call_that_hangs_ends_at_its_limit_and_the_policy_decides() -> None:
     run(program, GeneratorQueues(one), call_for_s=20)
 
 
-def test_a_call_has_no_limit_if_none_is_wanted() -> None:
+def test_slow_call_completes_with_infinite_time_limit() -> None:
     async def program(provider: StreamProvider) -> None:
         got = Collector(slow_s=3000)
         await provider.stream("n", "one").subscribe(got, start=EARLIEST)
@@ -92,7 +92,7 @@ def test_a_call_has_no_limit_if_none_is_wanted() -> None:
     run(program, GeneratorQueues(one), call_for_s=math.inf)
 
 
-def test_a_consumer_that_ends_when_it_is_cancelled_late_is_not_delivered_to_twice() -> None:
+def test_consumer_slow_to_cancel_receives_each_event_once() -> None:
     async def stubborn(batch: EventBatch) -> None:
         if 0 in batch.events:
             try:
@@ -111,7 +111,7 @@ def test_a_consumer_that_ends_when_it_is_cancelled_late_is_not_delivered_to_twic
 
 
 @pytest.mark.parametrize("hung", [1, 2, 5])
-def test_consumers_that_hang_starve_nobody_however_many_they_are(hung: int) -> None:
+def test_hanging_consumers_do_not_starve_another_consumer(hung: int) -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "one")
         stuck = [Collector(act=hanging_at(0)) for _ in range(hung)]
@@ -125,7 +125,7 @@ def test_consumers_that_hang_starve_nobody_however_many_they_are(hung: int) -> N
     run(program, GeneratorQueues(one, events=5000), cache_events=50, call_for_s=math.inf)
 
 
-def test_a_new_stream_is_served_although_all_consumers_hang() -> None:
+def test_new_stream_is_served_while_all_other_consumers_hang() -> None:
     def two(_: QueueId, number: int) -> tuple[StreamId, int]:
         return StreamId("n", "two" if number >= 4000 else "one"), number
 
@@ -137,7 +137,7 @@ def test_a_new_stream_is_served_although_all_consumers_hang() -> None:
     run(program, GeneratorQueues(two, events=5000), cache_events=50, call_for_s=math.inf)
 
 
-def test_an_outage_ends_no_implicit_subscription() -> None:
+def test_implicit_subscription_survives_consumer_outage_and_explicit_one_faults() -> None:
     async def program(provider: StreamProvider) -> None:
         implicit = Collector(act=fail)
         explicit = Collector(act=fail)
@@ -156,7 +156,7 @@ def test_an_outage_ends_no_implicit_subscription() -> None:
 
 
 @pytest.mark.parametrize("by_factory", [False, True])
-def test_a_subscription_may_have_a_policy_of_its_own(by_factory: bool) -> None:
+def test_subscription_poison_policy_overrides_provider_default(by_factory: bool) -> None:
     policies: tuple[PoisonPolicy, ...] = ("fault", "block", "dead-letter")
     letters: list[DeadLetter] = []
 
@@ -185,7 +185,7 @@ def test_a_subscription_may_have_a_policy_of_its_own(by_factory: bool) -> None:
     virtual_time.run(main())
 
 
-def test_an_event_too_large_for_a_dead_letter_is_cut_and_the_subscription_continues() -> None:
+def test_event_too_large_for_dead_letter_is_truncated_and_subscription_continues() -> None:
     class Small(MemoryQueues):
         async def publish(self, queue: QueueId, stream: StreamId, events: Any) -> None:
             if stream.namespace == "dead-letters" and len(events[0]) > 200_000:
@@ -211,12 +211,12 @@ def test_an_event_too_large_for_a_dead_letter_is_cut_and_the_subscription_contin
     run(program, Small(1, first=0), deliver_for_s=1)
 
 
-def test_the_letters_of_a_namespace_with_a_long_name_have_a_stream() -> None:
+def test_dead_letter_stream_key_is_dash_if_namespace_is_empty_or_too_long() -> None:
     assert stream_of_letters(StreamId("n" * 1010, "a")).key == "n" * 1010
     assert stream_of_letters(StreamId("n" * 1020, "a")).key == stream_of_letters(StreamId("", "a")).key == "-"
 
 
-def test_dead_letters_are_a_stream_with_reason_and_position() -> None:
+def test_dead_letter_stream_records_subscription_event_position_and_reason() -> None:
     async def program(provider: StreamProvider) -> None:
         letters, names = Collector(), Collector(act=fail)
         provider.implicit("letters", "dead-letters/*", lambda _: letters)
@@ -236,7 +236,7 @@ def test_dead_letters_are_a_stream_with_reason_and_position() -> None:
             decode_letter(other)
 
 
-def test_a_dead_letter_that_is_rejected_makes_no_other_dead_letter() -> None:
+def test_rejected_dead_letter_creates_no_further_dead_letter() -> None:
     async def program(provider: StreamProvider) -> None:
         rejecting, calls = Collector(act=fail), Collector(act=fail)
         provider.implicit("all", "*", lambda of: calls if of.namespace == "dead-letters" else rejecting)
@@ -249,7 +249,7 @@ def test_a_dead_letter_that_is_rejected_makes_no_other_dead_letter() -> None:
     run(program, deliver_for_s=5, on_poison="dead-letter")
 
 
-def test_dead_letters_need_a_place() -> None:
+def test_dead_letter_policy_without_dead_letter_destination_raises_invalid_option() -> None:
     async def main() -> None:
         options = StreamOptions(on_poison="dead-letter")
         with pytest.raises(InvalidOption, match="no place for dead letters"):
@@ -266,7 +266,7 @@ def test_dead_letters_need_a_place() -> None:
     virtual_time.run(main())
 
 
-def test_failed_tries_are_warnings_at_a_limited_rate(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_deliveries_are_logged_as_warnings_at_limited_rate(caplog: pytest.LogCaptureFixture) -> None:
     async def program(provider: StreamProvider) -> None:
         for number in range(50):
             provider.implicit(f"i{number}", "n/*", lambda _: Collector(act=fail))
@@ -308,7 +308,7 @@ class TrimmedQueues(GeneratorQueues):
 
 
 @pytest.mark.parametrize("is_told_slowly", [False, True])
-def test_a_gap_is_told_once_and_the_policy_decides_although_consumers_take_turns_at_catching_up(
+def test_gap_is_reported_once_to_each_failing_consumer_with_limited_catch_ups(
     is_told_slowly: bool,
 ) -> None:
     class Told(Collector):
@@ -331,7 +331,7 @@ def test_a_gap_is_told_once_and_the_policy_decides_although_consumers_take_turns
     run(program, TrimmedQueues(one, events=300), cache_events=20, catch_ups_max=1, deliver_for_s=5)
 
 
-def test_a_pattern_that_is_registered_late_takes_over_the_subscription_that_waits_for_it() -> None:
+def test_pattern_registered_late_takes_over_its_unattended_subscription() -> None:
     async def main() -> None:
         stores, fast, again = memory_stores(), Collector(), Collector()
         options = StreamOptions(cache_events=20, drain_s=0)

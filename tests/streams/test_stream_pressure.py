@@ -1,4 +1,4 @@
-"""Slow consumers and full caches, in virtual time."""
+"""Back-pressure: slow or hanging consumers, full caches, catch-up limits and stuck calls."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ def agent_of(provider: StreamProvider) -> Any:
     return agent
 
 
-def test_one_slow_consumer_of_a_hundred_does_not_slow_the_others() -> None:
+def test_slow_consumer_does_not_slow_99_fast_consumers() -> None:
     """1,000 events a second for 3 s, a cache of 1,000, and a consumer that needs 10 s for a batch of 200."""
 
     async def main() -> None:
@@ -56,7 +56,7 @@ def test_one_slow_consumer_of_a_hundred_does_not_slow_the_others() -> None:
     virtual_time.run(main())
 
 
-def test_if_all_consumers_are_slow_the_agent_reads_as_slowly() -> None:
+def test_agent_reads_at_consumer_rate_if_all_consumers_are_slow() -> None:
     async def main() -> None:
         queues = GeneratorQueues(one, events=None)
         options = StreamOptions(cache_events=100, batch_events_max=10)
@@ -76,7 +76,7 @@ def test_if_all_consumers_are_slow_the_agent_reads_as_slowly() -> None:
     virtual_time.run(main())
 
 
-def test_a_queue_that_cannot_be_read_again_waits_for_its_slowest_consumer() -> None:
+def test_memory_queue_waits_for_slowest_consumer() -> None:
     async def main() -> None:
         queues = MemoryQueues(1, events_max=10_000)
         options = StreamOptions(cache_events=100, batch_events_max=10)
@@ -98,7 +98,7 @@ def test_a_queue_that_cannot_be_read_again_waits_for_its_slowest_consumer() -> N
     virtual_time.run(main())
 
 
-def test_a_hanging_consumer_stops_no_other_and_appears_in_the_status() -> None:
+def test_hanging_consumer_is_counted_in_status_and_does_not_stop_others() -> None:
     async def main() -> None:
         queues = GeneratorQueues(one, events=10_000, rate_per_s=1000)
         options = StreamOptions(cache_events=500, drain_s=5)
@@ -117,7 +117,7 @@ def test_a_hanging_consumer_stops_no_other_and_appears_in_the_status() -> None:
     virtual_time.run(main())
 
 
-def test_few_consumers_catch_up_at_a_time_and_all_finish() -> None:
+def test_concurrent_catch_ups_are_limited_and_all_consumers_finish() -> None:
     opened = 0
     most = 0
 
@@ -151,7 +151,7 @@ def test_few_consumers_catch_up_at_a_time_and_all_finish() -> None:
     assert opened == 0
 
 
-def test_a_call_that_lasts_too_long_is_shown_by_its_names_and_age() -> None:
+def test_stuck_call_is_reported_with_names_and_age() -> None:
     async def main() -> None:
         options = StreamOptions(drain_s=1, stuck_after_s=30, call_for_s=math.inf)
         async with StreamProvider("p", GeneratorQueues(one), options=options) as provider:
@@ -174,7 +174,7 @@ def test_a_call_that_lasts_too_long_is_shown_by_its_names_and_age() -> None:
     virtual_time.run(main())
 
 
-def test_the_oldest_of_many_stuck_calls_are_named() -> None:
+def test_status_lists_oldest_stuck_calls_up_to_maximum() -> None:
     async def main() -> None:
         options = StreamOptions(drain_s=1, stuck_after_s=0.5, call_for_s=math.inf)
         async with StreamProvider("p", GeneratorQueues(one), options=options) as provider:
@@ -192,7 +192,7 @@ def test_the_oldest_of_many_stuck_calls_are_named() -> None:
     virtual_time.run(main())
 
 
-def test_no_call_is_stuck_without_a_limit() -> None:
+def test_call_never_counts_as_stuck_with_infinite_stuck_limit() -> None:
     async def main() -> None:
         options = StreamOptions(drain_s=1, stuck_after_s=math.inf, call_for_s=math.inf)
         async with StreamProvider("p", GeneratorQueues(one), options=options) as provider:

@@ -1,4 +1,4 @@
-"""A forced reset takes the log back: subscriptions beyond its end are told, and miss nothing after it."""
+"""Forced resets of the cluster: subscriptions beyond the reset are moved back and receive a gap."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def epoch(number: int, forced: str = "", end: int = 100, **runs: int) -> QueueEp
     )
 
 
-def test_only_a_forced_reset_changes_what_positions_mean() -> None:
+def test_positions_are_invalidated_by_forced_reset_but_not_by_soft_or_hard_reset() -> None:
     soft, hard = epoch(1, r0=0), epoch(3, r0=0, r3=70)
     for now in (soft, hard):
         for stored in (None, StoredEpoch(0, ""), StoredEpoch(1, "")):
@@ -59,7 +59,7 @@ def test_only_a_forced_reset_changes_what_positions_mean() -> None:
     assert forced.changed_from(None, 90) == 80, "the queue never said in which epoch they were right"
 
 
-def test_positions_go_back_to_the_first_forced_reset_that_they_do_not_know() -> None:
+def test_positions_move_back_to_first_forced_reset_unknown_to_stored_epoch() -> None:
     twice = epoch(2 * FORCED, "bb", r0=0, r65536=80, r131072=95)
     assert twice.changed_from(StoredEpoch(7, ""), 200) == 80
     assert twice.changed_from(StoredEpoch(FORCED, "aa"), 200) == 95
@@ -68,7 +68,7 @@ def test_positions_go_back_to_the_first_forced_reset_that_they_do_not_know() -> 
     assert rival.changed_from(StoredEpoch(2 * FORCED, "bb"), 90) == 85
 
 
-def test_a_log_that_ends_below_what_was_read_is_read_again_from_the_last_forced_reset() -> None:
+def test_log_ending_below_read_position_is_read_again_from_last_forced_reset() -> None:
     assert epoch(0, end=50, r0=0).changed_from(StoredEpoch(0, ""), 51) == 0
     assert epoch(0, end=50, r0=0).changed_from(None, 51) == 0
     assert epoch(FORCED, "aa", end=50, r0=0, r65536=40).changed_from(None, 51) == 40
@@ -87,7 +87,7 @@ def test_a_log_that_ends_below_what_was_read_is_read_again_from_the_last_forced_
         ([(0, 80), (FORCED, 100), (2 * FORCED, 200)], None),
     ],
 )
-def test_a_copy_with_messages_that_a_reset_replaced_is_told(
+def test_copy_reports_first_position_replaced_by_forced_reset(
     copied: list[tuple[int, int]], wanted: int | None
 ) -> None:
     log = epoch(2 * FORCED, "bb", r0=0, r3=70, r65536=80, r131072=100).log
@@ -141,7 +141,7 @@ def gaps(consumer: Collector) -> list[StreamGap]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topics", [None, ["n/*"]])
-def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows(
+def test_consumers_receive_one_gap_and_all_later_events_after_forced_reset(
     nodes: LocalCluster, topics: list[str] | None
 ) -> None:
     tls = nodes.certificate("subscriber", "hosts")
@@ -209,7 +209,7 @@ def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows
 
 
 @pytest.mark.slow
-def test_a_host_that_serves_while_a_reset_is_forced_delivers_nothing_of_the_old_log_after_it(
+def test_running_host_fails_on_forced_reset_and_resumes_with_new_copy(
     nodes: LocalCluster,
 ) -> None:
     """Its subscriptions are in the cluster, so they go back with it."""

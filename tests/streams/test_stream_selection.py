@@ -1,4 +1,4 @@
-"""What a consumer gets of its stream: filtered events, decoded ones, one at a time, or batches that fill."""
+"""Delivery options: filters, single events, batch size and delay, serializers, and topics of a host."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Single(EventObserver):
 
 
 @pytest.mark.parametrize("cache_events", [20, 65_536])
-def test_a_filter_passes_some_events_and_the_position_moves_past_the_others(cache_events: int) -> None:
+def test_filter_passes_matching_events_and_position_moves_past_others(cache_events: int) -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "one")
         some, none, every = Collector(), Collector(), Collector()
@@ -122,7 +122,7 @@ def test_a_filter_passes_some_events_and_the_position_moves_past_the_others(cach
     run(program, GeneratorQueues(one, events=5000), cache_events=cache_events)
 
 
-def test_what_was_refused_is_not_offered_to_the_next_owner() -> None:
+def test_filtered_events_are_not_filtered_again_by_next_owner() -> None:
     async def main() -> None:
         stores, asked = memory_stores(), list[int]()
 
@@ -142,7 +142,7 @@ def test_what_was_refused_is_not_offered_to_the_next_owner() -> None:
 
 
 @pytest.mark.parametrize("policy", ["dead-letter", "fault", "block"])
-def test_a_filter_that_raises_is_a_failed_try_of_that_event(policy: PoisonPolicy) -> None:
+def test_filter_error_counts_as_failed_delivery_of_that_event(policy: PoisonPolicy) -> None:
     letters: list[DeadLetter] = []
     is_repaired = False
 
@@ -177,7 +177,7 @@ def test_a_filter_that_raises_is_a_failed_try_of_that_event(policy: PoisonPolicy
     run(program, GeneratorQueues(one, events=40), letters=letters, deliver_for_s=10)
 
 
-def test_a_filter_may_end_its_subscription_and_a_panic_is_a_failed_try() -> None:
+def test_filter_is_retried_after_base_exception_and_may_end_subscription() -> None:
     class Panic(BaseException):
         pass
 
@@ -207,7 +207,7 @@ def test_a_filter_may_end_its_subscription_and_a_panic_is_a_failed_try() -> None
 
 
 @pytest.mark.parametrize("cache_events", [20, 65_536])
-def test_single_events_come_in_order_with_a_limit_of_time_for_each(cache_events: int) -> None:
+def test_single_events_arrive_in_order_with_time_limit_per_event(cache_events: int) -> None:
     async def act(_: int) -> None:
         await asyncio.sleep(5)
 
@@ -224,7 +224,7 @@ def test_single_events_come_in_order_with_a_limit_of_time_for_each(cache_events:
     run(program, GeneratorQueues(one), cache_events=cache_events, call_for_s=8)
 
 
-def test_the_events_before_one_that_is_rejected_do_not_come_again() -> None:
+def test_events_before_rejected_event_are_not_redelivered() -> None:
     async def reject(number: int) -> None:
         if number == 7:
             raise OSError("down")
@@ -240,7 +240,7 @@ def test_the_events_before_one_that_is_rejected_do_not_come_again() -> None:
     run(program, GeneratorQueues(one))
 
 
-def test_a_factory_that_raises_at_first_makes_an_observer_of_single_events_later() -> None:
+def test_factory_is_retried_after_errors_until_it_makes_single_event_observer() -> None:
     made: list[Single] = []
 
     def factory(_: StreamId) -> Single:
@@ -260,7 +260,7 @@ def test_a_factory_that_raises_at_first_makes_an_observer_of_single_events_later
     run(program, GeneratorQueues(one))
 
 
-def test_an_observer_of_single_events_may_answer_with_a_token() -> None:
+def test_single_event_observer_skips_events_by_returning_token() -> None:
     async def skip(number: int) -> SequenceToken | None:
         return SequenceToken(49) if number == 10 else None
 
@@ -276,7 +276,7 @@ def test_an_observer_of_single_events_may_answer_with_a_token() -> None:
 # Batches
 
 
-def test_a_batch_waits_until_it_is_full_or_for_a_limited_time() -> None:
+def test_batch_is_delivered_when_full_or_after_time_limit() -> None:
     async def program(provider: StreamProvider) -> None:
         got, times = Collector(), list[float]()
 
@@ -303,7 +303,7 @@ def test_a_batch_waits_until_it_is_full_or_for_a_limited_time() -> None:
     run(program)
 
 
-def test_what_waits_for_more_events_is_delivered_at_once_if_the_cache_is_full() -> None:
+def test_partial_batch_is_delivered_early_if_cache_is_full() -> None:
     def two(_: QueueId, number: int) -> tuple[StreamId, int]:
         return StreamId("n", "rare" if number < 3 else "often"), number
 
@@ -321,7 +321,7 @@ def test_what_waits_for_more_events_is_delivered_at_once_if_the_cache_is_full() 
     run(program, GeneratorQueues(two, events=1000), cache_events=50)
 
 
-def test_events_that_wait_belong_to_the_next_owner() -> None:
+def test_events_of_undelivered_partial_batch_are_delivered_by_next_owner() -> None:
     async def main() -> None:
         stores, got = memory_stores(), Collector()
         for within_s in (1000, 5):
@@ -338,7 +338,7 @@ def test_events_that_wait_belong_to_the_next_owner() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
-def test_any_mix_of_options_delivers_every_passing_event_once_and_in_order(seed: int) -> None:
+def test_random_delivery_options_deliver_each_matching_event_once_in_order(seed: int) -> None:
     draw = random.Random(seed)
     modulus, size = draw.choice([1, 1, 2, 3, 50]), draw.choice([None, 1, 2, 5, 30])
     within_s = draw.choice([None, 0.5, 3.0])
@@ -396,7 +396,7 @@ class Trade(msgspec.Struct):
 JSON = {"trades": rt.JsonSerializer(Trade)}
 
 
-def test_events_are_encoded_and_decoded_by_the_serializer_of_their_namespace() -> None:
+def test_events_are_encoded_and_decoded_by_serializer_of_their_namespace() -> None:
     async def program(provider: StreamProvider) -> None:
         trades, raw = Collector(), Collector()
         await provider.stream("trades", "AAPL").subscribe(trades, where=lambda trade: trade.size > 1)
@@ -415,7 +415,7 @@ def test_events_are_encoded_and_decoded_by_the_serializer_of_their_namespace() -
 
 
 @pytest.mark.parametrize("policy", ["dead-letter", "fault", "block"])
-def test_what_cannot_be_decoded_goes_where_the_policy_says_with_its_bytes_and_reason(
+def test_undecodable_event_is_handled_by_poison_policy_without_retry(
     policy: PoisonPolicy,
 ) -> None:
     letters: list[DeadLetter] = []
@@ -444,7 +444,7 @@ def test_what_cannot_be_decoded_goes_where_the_policy_says_with_its_bytes_and_re
     run(program, queues, serializers=JSON, letters=letters)
 
 
-def test_an_event_that_a_consumer_rejects_is_a_dead_letter_as_it_was_published() -> None:
+def test_dead_letter_of_rejected_event_has_encoded_bytes_as_published() -> None:
     letters: list[DeadLetter] = []
 
     async def reject(_: EventBatch) -> None:
@@ -460,7 +460,7 @@ def test_an_event_that_a_consumer_rejects_is_a_dead_letter_as_it_was_published()
     run(program, serializers=JSON, letters=letters, deliver_for_s=1)
 
 
-def test_dead_letters_have_no_serializer() -> None:
+def test_serializer_for_dead_letters_raises_invalid_option() -> None:
     with pytest.raises(InvalidOption, match=r"format of their own.*Remove the serializer"):
         StreamProvider("p", MemoryQueues(1), serializers={"dead-letters": rt.JsonSerializer()})
 
@@ -484,7 +484,7 @@ async def _asynchronous(_: Any) -> bool:
         {"on_poison": "ignore"},
     ],
 )
-def test_an_invalid_option_is_refused_at_once(options: dict[str, Any]) -> None:
+def test_invalid_delivery_option_is_rejected_at_registration(options: dict[str, Any]) -> None:
     provider = StreamProvider("p", MemoryQueues(1))
     with pytest.raises(InvalidOption):
         provider.implicit("all", "*", lambda _: Collector(), **options)
@@ -492,7 +492,7 @@ def test_an_invalid_option_is_refused_at_once(options: dict[str, Any]) -> None:
         provider.consumer("all", lambda _: Collector(), **options)
 
 
-def test_a_named_subscription_has_the_options_of_the_latest_call() -> None:
+def test_named_subscription_uses_options_of_latest_subscribe_call() -> None:
     async def program(provider: StreamProvider) -> None:
         first, then = Collector(), Collector()
         stream = provider.stream("n", "one")
@@ -507,7 +507,9 @@ def test_a_named_subscription_has_the_options_of_the_latest_call() -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 8), st.integers(0, 30))
-def test_selecting_in_parts_is_selecting_at_once(numbers: list[int], most: int, cut: int) -> None:
+def test_selection_in_two_parts_equals_selection_of_whole_batch(
+    numbers: list[int], most: int, cut: int
+) -> None:
     batch = EventBatch(ONE, range(len(numbers)), numbers, None, 64 * len(numbers))
     selection = EventSelection(lambda number: number / (number - 9) < -0.3, None)
     whole = selection.select(batch, most)
@@ -526,7 +528,7 @@ def test_selecting_in_parts_is_selecting_at_once(numbers: list[int], most: int, 
 # Topics
 
 
-def test_a_host_reads_only_its_topics_and_its_position_moves_past_the_others(tmp_path: Path) -> None:
+def test_host_reads_only_its_topics_and_position_moves_past_others(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path, ["a"])
     for number in range(300):
         topic = ("trades/a", "quotes/a", "other")[number % 3]
@@ -554,6 +556,6 @@ def test_a_host_reads_only_its_topics_and_its_position_moves_past_the_others(tmp
 
 
 @pytest.mark.parametrize("topics", ["trades/*", []])
-def test_topics_are_a_list_of_patterns(topics: Any) -> None:
+def test_topics_that_are_string_or_empty_raise_invalid_option(topics: Any) -> None:
     with pytest.raises(InvalidOption, match="not patterns"):
         ClusterQueues({"q": Cluster("s", "path")}, topics=topics)

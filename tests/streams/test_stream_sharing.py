@@ -26,7 +26,7 @@ def two_streams(queue: QueueId, number: int) -> tuple[StreamId, Any]:
     return StreamId("n", f"{queue}.{number % 2}"), number
 
 
-def test_hosts_join_and_leave_and_each_event_is_delivered_once() -> None:
+def test_each_event_is_delivered_once_while_hosts_join_and_leave() -> None:
     queues = GeneratorQueues(two_streams, 4, events=EVENTS, rate_per_s=10)
     stores, table = memory_stores(), LeaseTable()
     got: list[tuple[StreamId, Collector]] = []

@@ -1,4 +1,4 @@
-"""Where subscriptions start: the beginning, the end, a position or a time; also implicit ones."""
+"""Where explicit and implicit subscriptions start: the earliest or latest event, a position or a time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def once(events: range) -> dict[int, int]:
     ("start", "first"),
     [(None, 0), ("earliest", 0), ("latest", EVENTS), (150, 150), (SequenceToken(151), 151)],
 )
-def test_an_implicit_subscription_of_a_new_group_starts_where_it_says(
+def test_implicit_subscription_of_new_group_begins_at_configured_start(
     start: Any, first: int, by_default: bool
 ) -> None:
     async def main() -> None:
@@ -98,7 +98,7 @@ def test_an_implicit_subscription_of_a_new_group_starts_where_it_says(
     ("start", "first"),
     [("earliest", 0), (90, 90), ("latest", EVENTS + 100), (None, EVENTS), (EVENTS + 9, EVENTS + 9)],
 )
-def test_a_new_implicit_subscription_of_a_known_group_starts_where_it_says(start: Any, first: int) -> None:
+def test_new_implicit_subscription_of_known_group_begins_at_configured_start(start: Any, first: int) -> None:
     async def main() -> None:
         stores, old, new = memory_stores(), Collector(), Collector()
         async with made(GeneratorQueues(early_and_late, events=EVENTS), stores, old, name="old"):
@@ -118,7 +118,7 @@ def test_a_new_implicit_subscription_of_a_known_group_starts_where_it_says(start
 
 
 @pytest.mark.parametrize("at", range(1, 40, 3))
-def test_a_host_that_dies_while_it_reads_the_history_of_a_new_subscription_loses_nothing(at: int) -> None:
+def test_revoked_queue_loses_no_events_while_new_subscription_reads_history(at: int) -> None:
     async def main() -> None:
         stores, old, new, explicit = memory_stores(), Collector(), Collector(), Collector()
 
@@ -160,7 +160,7 @@ def test_a_host_that_dies_while_it_reads_the_history_of_a_new_subscription_loses
     virtual_time.run(main())
 
 
-def test_a_queue_in_memory_starts_with_what_it_has_or_with_the_next_event() -> None:
+def test_memory_queue_starts_subscriptions_at_earliest_or_next_event_but_not_at_time() -> None:
     async def main() -> None:
         queues, everything, later = MemoryQueues(1), Collector(), Collector()
         await queues.publish(queues.mapper.queues[0], StreamId("n", "a"), [1, 2])
@@ -180,7 +180,7 @@ def test_a_queue_in_memory_starts_with_what_it_has_or_with_the_next_event() -> N
 
 
 @pytest.mark.parametrize("start", ["oldest", True, 1.5, datetime(2026, 1, 1), -1])  # noqa: DTZ001
-def test_an_invalid_start_is_refused_at_once(start: Any) -> None:
+def test_invalid_start_raises_invalid_option_at_call(start: Any) -> None:
     with pytest.raises(InvalidOption):
         StreamOptions(start=start)
     provider = StreamProvider("p", MemoryQueues(1))
@@ -189,9 +189,7 @@ def test_an_invalid_start_is_refused_at_once(start: Any) -> None:
 
 
 @pytest.mark.parametrize(("place", "after"), [(40, 40), (100, 50), (None, None)])
-def test_a_forced_reset_moves_the_start_of_an_implicit_subscription_back(
-    place: int | None, after: int | None
-) -> None:
+def test_forced_reset_moves_start_of_implicit_subscription_back(place: int | None, after: int | None) -> None:
     async def main() -> None:
         space = MemoryStore()
         store = SubscriptionStore(space, QueueId(0, "q"), 1)
@@ -230,7 +228,7 @@ def values(first: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("has_nodes", [False, True])
-def test_a_subscription_starts_at_a_time_and_goes_back_to_one(
+def test_subscription_starts_at_time_and_resumes_from_earlier_time(
     feeds: Feeds, tmp_path: Path, has_nodes: bool
 ) -> None:
     async def program(cluster: Cluster) -> None:

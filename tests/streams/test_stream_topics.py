@@ -1,4 +1,4 @@
-"""A host that reads some topics: nodes send it no others, and what they leave out is no gap."""
+"""Hosts that read only some topics: nodes send them no others, and omitted topics are not gaps."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def hosts(tmp_path: Path, nodes: RangeNodes) -> Hosts:
     return Hosts(tmp_path / "hosts", nodes)
 
 
-def test_one_topic_of_ten_costs_a_tenth_and_what_is_left_out_is_no_gap(hosts: Hosts, feeds: Feeds) -> None:
+def test_host_of_one_topic_copies_only_its_bytes_and_reports_no_gaps(hosts: Hosts, feeds: Feeds) -> None:
     async def main() -> None:
         got, none = Collector(), Collector()
         async with hosts.provider("n/[3]") as one, hosts.provider("none/*") as other:
@@ -115,7 +115,7 @@ def test_one_topic_of_ten_costs_a_tenth_and_what_is_left_out_is_no_gap(hosts: Ho
 
 
 @pytest.mark.parametrize("trimmed", [0, 5])
-def test_a_stream_is_read_again_from_its_own_topics_and_a_trim_is_told(
+def test_stream_is_read_again_from_topic_copy_and_trim_is_reported_as_gap(
     hosts: Hosts, feeds: Feeds, trimmed: int
 ) -> None:
     first = 200 * trimmed
@@ -141,7 +141,9 @@ def test_a_stream_is_read_again_from_its_own_topics_and_a_trim_is_told(
     asyncio.run(main())
 
 
-def test_a_topic_whose_name_looks_like_a_pattern_is_read_again(tmp_path: Path, feeds: Feeds) -> None:
+def test_history_of_topic_with_pattern_characters_matches_name_literally(
+    tmp_path: Path, feeds: Feeds
+) -> None:
     feeds.publish("a", [b"one"], "odd/[x]*", [1])
     feeds.publish("a", [b"two"], "odd/xy", [2])
     feeds.merge()

@@ -1,4 +1,4 @@
-"""The store in a lease's table: over gRPC, with nodes whose consensus is a call."""
+"""The store in the table of a lease: over gRPC, with nodes whose consensus is simulated by a call."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def content(store: TableStore) -> dict[str, dict[str, bytes]]:
     return {category: dict(reader.rows(category)) for category in reader.categories()}
 
 
-def test_the_next_host_finds_what_the_last_one_committed(pki: Path) -> None:
+def test_next_host_reads_rows_committed_by_previous_host(pki: Path) -> None:
     async def work(world: World) -> None:
         first = await world.opened("h1~a")
         assert content(first) == {}
@@ -138,7 +138,7 @@ def test_the_next_host_finds_what_the_last_one_committed(pki: Path) -> None:
     in_world(pki, work)
 
 
-def test_a_host_that_lost_the_lease_is_fenced_at_its_next_commit(pki: Path) -> None:
+def test_commit_raises_fenced_after_host_lost_lease(pki: Path) -> None:
     async def work(world: World) -> None:
         first = await world.opened("h1~a")
         await write(first, ("a", "1", b"one"))
@@ -157,7 +157,7 @@ def test_a_host_that_lost_the_lease_is_fenced_at_its_next_commit(pki: Path) -> N
     in_world(pki, work)
 
 
-def test_a_large_commit_takes_effect_whole(pki: Path) -> None:
+def test_large_commit_is_applied_whole(pki: Path) -> None:
     async def work(world: World) -> None:
         store = await world.opened("h1~a")
         rows = {f"key-{number:05}": bytes(100 + number % 7) for number in range(5000)}
@@ -172,7 +172,7 @@ def test_a_large_commit_takes_effect_whole(pki: Path) -> None:
     in_world(pki, work)
 
 
-def test_a_tree_is_cleared_with_its_branches_and_nothing_else(pki: Path) -> None:
+def test_clear_tree_deletes_category_and_subcategories_only(pki: Path) -> None:
     async def work(world: World) -> None:
         store = await world.opened("h1~a")
         await write(store, ("a", "1", b"one"), ("a/x", "1", b"x"), ("ab", "1", b"ab"), ("b", "1", b"b"))
@@ -188,7 +188,7 @@ def test_a_tree_is_cleared_with_its_branches_and_nothing_else(pki: Path) -> None
     in_world(pki, work)
 
 
-def test_a_rollback_or_a_row_that_is_too_large_changes_nothing(pki: Path) -> None:
+def test_rollback_or_invalid_row_changes_no_rows(pki: Path) -> None:
     async def work(world: World) -> None:
         store = await world.opened("h1~a")
         await write(store, ("a", "1", b"one"))
@@ -210,7 +210,7 @@ def test_a_rollback_or_a_row_that_is_too_large_changes_nothing(pki: Path) -> Non
 
 
 @pytest.mark.parametrize("happened", [True, False], ids=["happened", "did not happen"])
-def test_the_commit_after_an_unknown_one_makes_sure_of_it(pki: Path, *, happened: bool) -> None:
+def test_next_commit_completes_previous_commit_of_unknown_outcome(pki: Path, *, happened: bool) -> None:
     async def work(world: World) -> None:
         store = await world.opened("h1~a")
         await write(store, ("a", "1", b"one"))
@@ -229,7 +229,7 @@ def test_the_commit_after_an_unknown_one_makes_sure_of_it(pki: Path, *, happened
     in_world(pki, work)
 
 
-def test_a_late_commit_of_an_earlier_store_is_not_taken_for_the_unknown_one(pki: Path) -> None:
+def test_late_commit_of_earlier_store_is_not_mistaken_for_unknown_commit(pki: Path) -> None:
     async def work(world: World) -> None:
         lease = await world.take("h1~a")
         loop = asyncio.get_running_loop()
@@ -248,7 +248,7 @@ def test_a_late_commit_of_an_earlier_store_is_not_taken_for_the_unknown_one(pki:
     in_world(pki, work)
 
 
-def test_an_interrupted_commit_ends_and_changes_nothing_under_the_next_owner(
+def test_interrupted_commit_raises_commit_unknown_and_changes_no_rows_of_next_owner(
     pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cluster does not answer, and the host has lost the lease meanwhile."""
@@ -274,7 +274,9 @@ def test_an_interrupted_commit_ends_and_changes_nothing_under_the_next_owner(
     in_world(pki, work)
 
 
-def test_a_commit_between_two_pages_is_not_read_in_halves(pki: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paged_read_restarts_if_commit_occurs_between_pages(
+    pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(world: World) -> None:
         lease = await world.take("h1~a")
         loop = asyncio.get_running_loop()
@@ -299,7 +301,7 @@ def test_a_commit_between_two_pages_is_not_read_in_halves(pki: Path, monkeypatch
     in_world(pki, work)
 
 
-def test_many_prefixes_are_cleared_row_by_row(pki: Path) -> None:
+def test_clearing_many_categories_keeps_other_and_later_rows(pki: Path) -> None:
     async def work(world: World) -> None:
         store = await world.opened("h1~a")
         await write(store, *((f"c{number}", "1", b"x") for number in range(20)))
@@ -314,7 +316,7 @@ def test_many_prefixes_are_cleared_row_by_row(pki: Path) -> None:
     in_world(pki, work)
 
 
-def test_a_key_that_the_nodes_would_refuse_is_refused_before_the_commit(pki: Path) -> None:
+def test_key_too_long_raises_storage_error(pki: Path) -> None:
     async def work(world: World) -> None:
         store = await world.opened("h1~a")
         with pytest.raises(StorageError, match="key is too long"):
@@ -324,7 +326,7 @@ def test_a_key_that_the_nodes_would_refuse_is_refused_before_the_commit(pki: Pat
     in_world(pki, work)
 
 
-def test_a_store_does_not_wait_for_an_event_loop_that_waits_for_it_or_is_over(pki: Path) -> None:
+def test_commit_fails_on_event_loop_thread_or_with_cancelled_call_or_closed_loop(pki: Path) -> None:
     kept = list[TableStore]()
 
     async def work(world: World) -> None:
@@ -350,7 +352,7 @@ def test_a_store_does_not_wait_for_an_event_loop_that_waits_for_it_or_is_over(pk
         writer.commit()
 
 
-def test_parts_of_a_commit_that_ended_early_are_gone(pki: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_failed_commit_are_discarded(pki: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
         store = await world.opened("h1~a")
         write_table, sent = world.calls.write_table, 0
@@ -373,7 +375,9 @@ def test_parts_of_a_commit_that_ended_early_are_gone(pki: Path, monkeypatch: pyt
     in_world(pki, work)
 
 
-def test_a_full_cluster_and_an_earlier_state_are_told(pki: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_raises_overloaded_if_group_is_full_and_storage_failed_on_older_state(
+    pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(world: World) -> None:
         store = await world.opened("h1~a")
         await write(store, ("a", "1", b"one"))
@@ -388,7 +392,7 @@ def test_a_full_cluster_and_an_earlier_state_are_told(pki: Path, monkeypatch: py
     in_world(pki, work)
 
 
-def test_who_has_no_such_group_or_is_somebody_else_reads_and_writes_nothing(pki: Path) -> None:
+def test_table_calls_with_foreign_lease_or_invalid_part_are_rejected(pki: Path) -> None:
     async def work(world: World) -> None:
         part = TablePart(1, b"r" * 16, 0, True, (), (), [("a", b"1")])
         for lease in (LeaseRow("strange/x", "h1", 1), LeaseRow(LEASE, "h2", 1)):
@@ -412,7 +416,7 @@ def test_who_has_no_such_group_or_is_somebody_else_reads_and_writes_nothing(pki:
     in_world(pki, work)
 
 
-def test_a_node_that_has_not_applied_the_grant_does_not_answer_a_read(pki: Path) -> None:
+def test_node_without_applied_lease_grant_rejects_read(pki: Path) -> None:
     async def work(world: World) -> None:
         mine = await world.take("h1")
         ahead = pb.LeaseRow(name=LEASE, owner="h1", token=mine.token + 1)
@@ -425,7 +429,7 @@ def test_a_node_that_has_not_applied_the_grant_does_not_answer_a_read(pki: Path)
     in_world(pki, work)
 
 
-def test_an_object_space_lives_in_it(pki: Path) -> None:
+def test_object_space_is_saved_and_loaded_across_hosts(pki: Path) -> None:
     async def work(world: World) -> None:
         for turn, host in enumerate(("h1~a", "h1~b", "h1~c")):
             store = await world.opened(host)
@@ -444,7 +448,7 @@ def test_an_object_space_lives_in_it(pki: Path) -> None:
     in_world(pki, work)
 
 
-def test_a_node_that_misses_a_commit_does_not_show_requests_that_it_answered(pki: Path) -> None:
+def test_answered_requests_are_not_returned_by_node_missing_the_commit(pki: Path) -> None:
     """Else an agent that starts again, with the same lease, would carry them out again."""
 
     async def work(world: World) -> None:

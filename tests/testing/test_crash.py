@@ -1,4 +1,4 @@
-"""The sweep: it cuts everywhere, finds what is planted, and names what a replay repeats."""
+"""Tests the crash sweep: it cuts power at every change, detects bugs, and reports replayable cuts."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def nothing(disk: MemoryDisk, log: Log) -> None:
     """Neither changes nor checks anything."""
 
 
-def test_the_example_of_the_module_runs() -> None:
+def test_module_doctest_passes() -> None:
     failed, attempted = doctest.testmod(crash_sweep)
     assert (failed, attempted > 0) == (0, True)
 
 
-def test_each_change_is_cut_and_the_end_too_in_every_way() -> None:
+def test_sweep_cuts_at_every_change_and_at_end_with_every_strategy() -> None:
     seen = []
 
     def note(disk: MemoryDisk, log: Log) -> None:
@@ -81,15 +81,15 @@ def test_each_change_is_cut_and_the_end_too_in_every_way() -> None:
     assert sweep(append, note, prepare=prepare) == 9 * 6
 
 
-def test_a_program_without_changes_is_checked_once() -> None:
+def test_sweep_checks_program_without_changes_once() -> None:
     assert sweep(nothing, nothing, strategies=["none"]) == 1
 
 
-def test_kept_promises_pass() -> None:
+def test_sweep_passes_program_with_synced_writes() -> None:
     assert sweep(append, keep_promises, prepare=prepare, recover=accept) == 9 * 6 * 7
 
 
-def test_a_promise_without_a_sync_is_caught_with_the_cut_that_shows_it() -> None:
+def test_sweep_detects_missing_sync_and_reports_replayable_cut() -> None:
     with pytest.raises(AssertionError) as caught:
         sweep(append_carelessly, keep_promises, prepare=prepare)
     cut = Cut(change=2, keep="none")
@@ -100,7 +100,7 @@ def test_a_promise_without_a_sync_is_caught_with_the_cut_that_shows_it() -> None
     replay(append_carelessly, keep_promises, [Cut(change=1, keep="none")], prepare=prepare)
 
 
-def test_a_recovery_that_does_not_sync_what_it_accepts_is_caught_by_the_second_cut() -> None:
+def test_sweep_detects_recovery_without_sync_by_second_cut() -> None:
     assert sweep(append, keep_promises, prepare=prepare) > 0
     with pytest.raises(AssertionError) as caught:
         sweep(append, keep_promises, prepare=prepare, recover=accept_carelessly)
@@ -112,7 +112,7 @@ def test_a_recovery_that_does_not_sync_what_it_accepts_is_caught_by_the_second_c
     replay(append, keep_promises, [first, second], prepare=prepare, recover=accept)
 
 
-def test_a_named_failure_of_a_drawn_second_cut_can_be_replayed() -> None:
+def test_reported_second_cut_reproduces_failure_in_replay() -> None:
     with pytest.raises(AssertionError) as caught:
         sweep(append, keep_promises, prepare=prepare, recover=accept_carelessly)
     named = str(caught.value).split("cuts=")[1].removesuffix(")")
@@ -130,7 +130,7 @@ def test_a_named_failure_of_a_drawn_second_cut_can_be_replayed() -> None:
         replay(append, keep_promises, cuts, prepare=prepare, recover=accept_carelessly)
 
 
-def test_a_recovery_that_fails_is_named_with_the_cut_that_it_met() -> None:
+def test_sweep_reports_failing_recovery_with_its_cut() -> None:
     def refuse(disk: MemoryDisk, log: Log) -> None:
         if disk.size("/log"):
             raise ValueError("not empty")
@@ -139,7 +139,7 @@ def test_a_recovery_that_fails_is_named_with_the_cut_that_it_met() -> None:
         sweep(append, nothing, prepare=prepare, recover=refuse)
 
 
-def test_second_cuts_are_bounded_and_drawn_alike_each_time() -> None:
+def test_second_cuts_are_limited_and_deterministic() -> None:
     def seen(recover_cuts: int) -> tuple[int, list[bytes]]:
         found: list[bytes] = []
         count = sweep(
@@ -155,7 +155,7 @@ def test_second_cuts_are_bounded_and_drawn_alike_each_time() -> None:
     assert seen(2) == seen(2)
 
 
-def test_the_log_of_one_check_is_not_the_log_of_the_next() -> None:
+def test_log_changes_in_one_check_do_not_affect_next_check() -> None:
     def spoil(disk: MemoryDisk, log: Log) -> None:
         keep_promises(disk, log)
         log.append(99)
@@ -163,7 +163,7 @@ def test_the_log_of_one_check_is_not_the_log_of_the_next() -> None:
     assert sweep(append, spoil, prepare=prepare, recover=accept) > 0
 
 
-def test_a_program_that_swallows_the_cut_and_promises_is_caught() -> None:
+def test_sweep_detects_program_promising_after_caught_power_cut() -> None:
     def deaf(disk: MemoryDisk, log: Log) -> None:
         file = disk.open("/log", write=True)
         for number in range(4):
@@ -176,7 +176,7 @@ def test_a_program_that_swallows_the_cut_and_promises_is_caught() -> None:
         sweep(deaf, keep_promises, prepare=prepare)
 
 
-def test_an_error_of_the_program_itself_is_no_power_cut() -> None:
+def test_program_error_without_power_cut_propagates_from_sweep() -> None:
     def broken(disk: MemoryDisk, log: Log) -> None:
         append(disk, log)
         raise ValueError("broken")
@@ -185,7 +185,7 @@ def test_an_error_of_the_program_itself_is_no_power_cut() -> None:
         sweep(broken, keep_promises, prepare=prepare)
 
 
-def test_an_error_that_only_a_later_run_makes_is_not_taken_for_a_power_cut() -> None:
+def test_program_error_in_later_run_is_not_treated_as_power_cut() -> None:
     runs = itertools.count()
 
     def breaking(disk: MemoryDisk, log: Log) -> None:
@@ -197,7 +197,7 @@ def test_an_error_that_only_a_later_run_makes_is_not_taken_for_a_power_cut() -> 
         sweep(breaking, nothing, prepare=prepare)
 
 
-def test_how_the_program_dies_of_the_cut_does_not_matter() -> None:
+def test_sweep_accepts_program_translating_power_cut_to_another_error() -> None:
     def translating(disk: MemoryDisk, log: Log) -> None:
         try:
             append(disk, log)
@@ -207,7 +207,7 @@ def test_how_the_program_dies_of_the_cut_does_not_matter() -> None:
     assert sweep(translating, keep_promises, prepare=prepare) == 9 * 6
 
 
-def test_a_program_may_sync_on_another_thread() -> None:
+def test_sweep_supports_program_syncing_on_another_thread() -> None:
     def threaded(disk: MemoryDisk, log: Log) -> None:
         with ThreadPoolExecutor(1) as other:
             file = disk.open("/log", write=True)
@@ -219,6 +219,6 @@ def test_a_program_may_sync_on_another_thread() -> None:
     assert sweep(threaded, keep_promises, prepare=prepare) == 9 * 6
 
 
-def test_a_second_cut_needs_a_recovery() -> None:
+def test_replay_of_second_cut_without_recovery_raises_value_error() -> None:
     with pytest.raises(ValueError, match="recover"):
         replay(append, nothing, [Cut(1, "all"), Cut(1, "all")], prepare=prepare)

@@ -1,4 +1,4 @@
-"""The disks for tests: one conformance suite with the real disk, and the laws of faults."""
+"""Tests that test disks behave like the real disk, and that injected faults and full disks work."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def failing(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 # --- Conformance: files ----------------------------------------------------------------------------------
 
 
-def test_a_new_file_is_empty_and_linked(place: Place) -> None:
+def test_new_file_is_empty_and_linked(place: Place) -> None:
     file = place.disk.create(place("a"))
     assert (file.size(), file.pread(10, 0), file.is_linked()) == (0, b"", True)
     file.close()
 
 
-def test_buffers_of_every_kind_are_written_one_behind_the_other(place: Place) -> None:
+def test_buffers_of_every_type_are_written_consecutively(place: Place) -> None:
     file = place.disk.create(place("a"))
     assert file.pwritev([b"one", bytearray(b"two"), memoryview(b"_three_")[1:-1], b""], 0) == 11
     assert file.pread(100, 0) == b"onetwothree"
@@ -84,7 +84,7 @@ def test_buffers_of_every_kind_are_written_one_behind_the_other(place: Place) ->
     file.close()
 
 
-def test_a_written_buffer_may_be_used_again(place: Place) -> None:
+def test_caller_may_reuse_buffer_after_write(place: Place) -> None:
     buffer = bytearray(b"first")
     file = place.disk.create(place("a"))
     file.pwritev([buffer], 0)
@@ -94,28 +94,28 @@ def test_a_written_buffer_may_be_used_again(place: Place) -> None:
 
 
 @pytest.mark.parametrize("buffers", [[], [b""]])
-def test_writing_nothing_does_not_lengthen(place: Place, buffers: list[bytes]) -> None:
+def test_empty_write_does_not_extend_file(place: Place, buffers: list[bytes]) -> None:
     file = place.disk.create(place("a"))
     assert file.pwritev(buffers, 100) == 0
     assert file.size() == 0
     file.close()
 
 
-def test_one_write_takes_1024_buffers_and_no_more(place: Place) -> None:
+def test_write_accepts_1024_buffers_and_rejects_1025(place: Place) -> None:
     file = place.disk.create(place("a"))
     assert file.pwritev([b"x"] * 1024, 0) == 1024
     assert code_of(lambda: file.pwritev([b"x"] * 1025, 0)) == errno.EINVAL
     file.close()
 
 
-def test_a_read_is_short_only_at_the_end(place: Place) -> None:
+def test_read_is_short_only_at_end_of_file(place: Place) -> None:
     place.make("a", b"0123456789")
     file = place.disk.open(place("a"))
     assert [file.pread(4, offset) for offset in (0, 8, 10, 99)] == [b"0123", b"89", b"", b""]
     file.close()
 
 
-def test_pread_into_fills_the_buffer_and_counts(place: Place) -> None:
+def test_pread_into_fills_buffer_and_returns_byte_count(place: Place) -> None:
     place.make("a", b"0123456789")
     file = place.disk.open(place("a"))
     buffer = bytearray(b"......")
@@ -128,7 +128,7 @@ def test_pread_into_fills_the_buffer_and_counts(place: Place) -> None:
     file.close()
 
 
-def test_a_negative_offset_or_size_is_refused(place: Place) -> None:
+def test_negative_offset_or_size_raises_einval(place: Place) -> None:
     # Not -1: to the vectored calls of the C library that is the file's own position.
     file = place.disk.create(place("a"))
     calls: list[Callable[[], object]] = [
@@ -142,7 +142,7 @@ def test_a_negative_offset_or_size_is_refused(place: Place) -> None:
     file.close()
 
 
-def test_a_file_open_for_reading_refuses_changes_but_may_be_synced(place: Place) -> None:
+def test_read_only_file_rejects_changes_but_allows_sync(place: Place) -> None:
     place.make("a", b"old")
     file = place.disk.open(place("a"))
     assert code_of(lambda: file.pwritev([b"x"], 0)) == errno.EBADF
@@ -152,7 +152,7 @@ def test_a_file_open_for_reading_refuses_changes_but_may_be_synced(place: Place)
     assert place.read("a") == b"old"
 
 
-def test_a_closed_file_refuses_everything_but_another_close(place: Place) -> None:
+def test_closed_file_rejects_all_calls_except_close(place: Place) -> None:
     file = place.disk.create(place("a"))
     file.close()
     file.close()
@@ -172,7 +172,7 @@ def test_a_closed_file_refuses_everything_but_another_close(place: Place) -> Non
 # --- Conformance: names ----------------------------------------------------------------------------------
 
 
-def test_what_does_not_exist_is_not_found(place: Place) -> None:
+def test_missing_path_raises_enoent_and_has_size_none(place: Place) -> None:
     disk = place.disk
     calls: list[Callable[[], object]] = [
         lambda: disk.open(place("none")),
@@ -192,7 +192,7 @@ def test_what_does_not_exist_is_not_found(place: Place) -> None:
     assert disk.size(place("none/file")) is None
 
 
-def test_a_file_is_no_directory(place: Place) -> None:
+def test_file_used_as_directory_raises_enotdir(place: Place) -> None:
     disk, path = place.disk, place.make("file")
     calls: list[Callable[[], object]] = [
         lambda: disk.open(path + "/x"),
@@ -208,7 +208,7 @@ def test_a_file_is_no_directory(place: Place) -> None:
     assert [code_of(call) for call in calls] == [errno.ENOTDIR] * len(calls)
 
 
-def test_a_directory_is_no_file(place: Place) -> None:
+def test_directory_used_as_file_raises_eisdir(place: Place) -> None:
     disk, path = place.disk, place("directory")
     disk.make_directory(path)
     calls: list[Callable[[], object]] = [
@@ -220,7 +220,7 @@ def test_a_directory_is_no_file(place: Place) -> None:
     assert disk.size(path) is not None
 
 
-def test_make_directory_makes_parents_and_may_be_repeated(place: Place) -> None:
+def test_make_directory_creates_parents_and_is_idempotent(place: Place) -> None:
     place.disk.make_directory(place("x/y/z"))
     place.make("x/y/z/file")
     place.disk.make_directory(place("x/y/z"))
@@ -229,7 +229,7 @@ def test_make_directory_makes_parents_and_may_be_repeated(place: Place) -> None:
     place.disk.sync_directory(place("x/y"))
 
 
-def test_list_directory_names_files_and_directories(place: Place) -> None:
+def test_list_directory_returns_files_and_directories(place: Place) -> None:
     for name in ("b", "a", ".hidden"):
         place.make(name)
     place.disk.make_directory(place("directory"))
@@ -237,7 +237,7 @@ def test_list_directory_names_files_and_directories(place: Place) -> None:
     assert place.names() == [".hidden", "a", "b", "directory"]
 
 
-def test_a_lock_says_whether_its_file_is_still_there(place: Place) -> None:
+def test_lock_is_linked_until_its_file_is_removed(place: Place) -> None:
     held = place.disk.lock(place("lock"))
     assert held.is_linked()
     place.disk.remove(place("lock"))
@@ -245,7 +245,7 @@ def test_a_lock_says_whether_its_file_is_still_there(place: Place) -> None:
     held.close()
 
 
-def test_a_lock_is_refused_while_it_is_held(place: Place) -> None:
+def test_lock_raises_blocking_io_error_while_held(place: Place) -> None:
     held = place.disk.lock(place("lock"))
     other = place.disk.lock(place("other"))
     with pytest.raises(BlockingIOError):
@@ -260,13 +260,13 @@ def test_a_lock_is_refused_while_it_is_held(place: Place) -> None:
     assert place.names() == ["lock", "other"]
 
 
-def test_a_lock_keeps_what_is_in_the_file(place: Place) -> None:
+def test_lock_keeps_content_of_its_file(place: Place) -> None:
     place.make("lock", b"content")
     place.disk.lock(place("lock")).close()
     assert place.read("lock") == b"content"
 
 
-def test_write_whole_makes_and_replaces_and_clears_what_a_crash_left(place: Place) -> None:
+def test_write_whole_creates_and_replaces_file_and_clears_temporary_of_crash(place: Place) -> None:
     write_whole(place.disk, place("a"), b"first")
     place.make(".a.new", b"left by a crash, and longer")
     write_whole(place.disk, place("a"), b"second")
@@ -398,7 +398,7 @@ REPLACES_AND_REMOVES = [
 @example(MIXES_KINDS)
 @example(REPLACES_AND_REMOVES)
 @given(st.lists(CALLS, max_size=30))
-def test_all_disks_answer_any_calls_as_the_real_one(calls: list[tuple[Any, ...]]) -> None:
+def test_memory_and_faulty_disks_match_real_disk_for_any_calls(calls: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as other:
         real = Player(Place(RealDisk(), root))
         faulty, memory = Player(Place(FaultyDisk(RealDisk()), other)), Player(memory_place())
@@ -430,7 +430,7 @@ OPERATIONS: dict[str, Callable[[Place, File], object]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_fault_hits_one_call_of_the_operation_it_was_asked_for(failing: Place, operation: str) -> None:
+def test_fault_fails_one_call_of_requested_operation_only(failing: Place, operation: str) -> None:
     failing.make("a", b"content")
     file = failing.disk.open(failing("a"), write=True)
     failing.disk.fail(operation)
@@ -441,7 +441,7 @@ def test_a_fault_hits_one_call_of_the_operation_it_was_asked_for(failing: Place,
     file.close()
 
 
-def test_a_fault_may_come_late_last_long_and_say_what_it_is(failing: Place) -> None:
+def test_fault_honors_first_call_repeat_count_and_errno(failing: Place) -> None:
     path = failing.make("a", b"x")
     file = failing.disk.open(path)
     failing.disk.fail("pread", at=2, times=2, error=errno.ENXIO)
@@ -452,7 +452,7 @@ def test_a_fault_may_come_late_last_long_and_say_what_it_is(failing: Place) -> N
     file.close()
 
 
-def test_a_fault_counts_from_when_it_was_asked_for(failing: Place) -> None:
+def test_fault_counts_calls_from_its_injection(failing: Place) -> None:
     for name in ("a", "b"):
         failing.make(name)
     failing.disk.fail("create", at=2)
@@ -461,13 +461,13 @@ def test_a_fault_counts_from_when_it_was_asked_for(failing: Place) -> None:
     assert failing.names() == ["a", "b", "c"]
 
 
-def test_a_fault_that_could_never_happen_is_refused(failing: Place) -> None:
+def test_invalid_fault_raises_value_error(failing: Place) -> None:
     for asked in ({"operation": "fsync"}, {"operation": "sync", "at": 0}, {"operation": "sync", "times": 0}):
         with pytest.raises(ValueError, match="invalid fault"):
             failing.disk.fail(**asked)
 
 
-def test_a_failed_write_or_rename_changes_nothing(failing: Place) -> None:
+def test_failed_write_or_rename_changes_nothing(failing: Place) -> None:
     failing.make("a", b"old")
     file = failing.disk.open(failing("a"), write=True)
     failing.disk.fail("pwritev")
@@ -478,7 +478,7 @@ def test_a_failed_write_or_rename_changes_nothing(failing: Place) -> None:
     assert (failing.names(), failing.read("a")) == (["a"], b"old")
 
 
-def test_a_write_is_short_when_the_disk_gets_full_and_fails_when_it_is(failing: Place) -> None:
+def test_write_is_short_when_disk_fills_and_raises_enospc_when_full(failing: Place) -> None:
     failing.disk.capacity_bytes = 10
     file = failing.disk.create(failing("a"))
     assert file.pwritev([b"0123", b"4567"], 0) == 8
@@ -490,7 +490,7 @@ def test_a_write_is_short_when_the_disk_gets_full_and_fails_when_it_is(failing: 
     file.close()
 
 
-def test_a_full_disk_takes_what_needs_no_room(failing: Place) -> None:
+def test_full_disk_allows_overwrite_sync_create_and_rename(failing: Place) -> None:
     failing.disk.capacity_bytes = 4
     failing.make("a", b"full")
     file = failing.disk.open(failing("a"), write=True)
@@ -504,7 +504,9 @@ def test_a_full_disk_takes_what_needs_no_room(failing: Place) -> None:
 
 
 @pytest.mark.parametrize("how", ["remove", "replace", "truncate", "more"])
-def test_space_comes_back(failing: Place, how: str) -> None:
+def test_full_disk_accepts_writes_after_remove_replace_truncate_or_capacity_increase(
+    failing: Place, how: str
+) -> None:
     disk = failing.disk
     disk.capacity_bytes = 4
     failing.make("a", b"full")
@@ -525,7 +527,7 @@ def test_space_comes_back(failing: Place, how: str) -> None:
     file.close()
 
 
-def test_a_removed_file_takes_space_in_memory_until_it_is_closed() -> None:
+def test_removed_file_uses_memory_disk_space_until_closed() -> None:
     disk = MemoryDisk(capacity_bytes=4)
     file = disk.create("/a")
     file.pwritev([b"full"], 0)
@@ -536,7 +538,7 @@ def test_a_removed_file_takes_space_in_memory_until_it_is_closed() -> None:
     assert other.pwritev([b"x"], 0) == 1
 
 
-def test_write_whole_on_a_full_disk_leaves_the_old_file(failing: Place) -> None:
+def test_write_whole_on_full_disk_keeps_old_file(failing: Place) -> None:
     write_whole(failing.disk, failing("a"), b"old")
     failing.disk.capacity_bytes = failing.disk.used_bytes + 2
     assert code_of(lambda: write_whole(failing.disk, failing("a"), b"newer")) == errno.ENOSPC

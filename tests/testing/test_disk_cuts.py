@@ -1,4 +1,4 @@
-"""A power cut of the disk in memory: what it may leave, and that it finds code which relies on more."""
+"""Tests which states a power cut of MemoryDisk may leave, and that sweeps detect missing durability."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def contents(disk: MemoryDisk) -> dict[str, bytes]:
     return {path: disk.read(path) for path in disk.paths()}
 
 
-def test_a_synced_file_without_a_synced_name_is_gone() -> None:
+def test_synced_file_may_be_lost_if_its_directory_is_not_synced() -> None:
     disk = MemoryDisk()
     put(disk, "/a", b"content", sync=True)
     assert contents(disk.after_power_cut("none")) == {}
@@ -51,7 +51,7 @@ def test_a_synced_file_without_a_synced_name_is_gone() -> None:
     assert {tuple(left.paths()) for left in left_by_some(disk)} == {(), ("/a",)}
 
 
-def test_a_rename_that_was_not_synced_may_be_undone_with_the_old_target_back() -> None:
+def test_unsynced_rename_may_be_undone_and_restores_old_target() -> None:
     disk = MemoryDisk()
     disk.write("/source", b"new")
     disk.write("/target", b"old")
@@ -66,14 +66,14 @@ def test_a_rename_that_was_not_synced_may_be_undone_with_the_old_target_back() -
     assert contents(disk.after_power_cut("none")) == done
 
 
-def test_names_of_one_directory_are_lost_independently() -> None:
+def test_unsynced_names_of_one_directory_are_lost_independently() -> None:
     disk = MemoryDisk()
     for name in ("/a", "/b"):
         put(disk, name, b"")
     assert {tuple(left.paths()) for left in left_by_some(disk)} == {(), ("/a",), ("/b",), ("/a", "/b")}
 
 
-def test_of_one_name_a_later_change_never_survives_an_earlier_one() -> None:
+def test_changes_of_one_name_survive_only_in_order() -> None:
     disk = MemoryDisk()
     put(disk, "/a", b"first", sync=True)
     disk.remove("/a")
@@ -84,7 +84,7 @@ def test_of_one_name_a_later_change_never_survives_an_earlier_one() -> None:
     assert len({str(contents(left)) for left in left_by_some(disk)}) == 4
 
 
-def test_a_file_that_moved_twice_is_found_once() -> None:
+def test_file_renamed_twice_is_found_under_one_name_only() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"content")
     disk.rename("/a", "/b")
@@ -93,7 +93,7 @@ def test_a_file_that_moved_twice_is_found_once() -> None:
 
 
 @pytest.mark.parametrize("synced", ["/from", "/to"])
-def test_a_rename_between_directories_is_durable_whole_by_the_sync_of_either(synced: str) -> None:
+def test_rename_between_directories_is_atomic_and_durable_after_sync_of_either(synced: str) -> None:
     disk = MemoryDisk()
     disk.make_directory("/from")
     disk.make_directory("/to")
@@ -106,7 +106,7 @@ def test_a_rename_between_directories_is_durable_whole_by_the_sync_of_either(syn
     assert contents(disk.after_power_cut("none")) == {"/to/b": b"content"}
 
 
-def test_a_durable_rename_settles_what_happened_to_its_names_before() -> None:
+def test_durable_rename_makes_earlier_changes_of_its_names_durable() -> None:
     disk = MemoryDisk()
     disk.make_directory("/from")
     disk.make_directory("/to")
@@ -116,7 +116,7 @@ def test_a_durable_rename_settles_what_happened_to_its_names_before() -> None:
     assert {tuple(left.paths()) for left in left_by_some(disk)} == {("/to/b",)}
 
 
-def test_syncing_one_directory_leaves_the_names_of_another_undurable() -> None:
+def test_directory_sync_does_not_make_names_of_another_directory_durable() -> None:
     disk = MemoryDisk()
     for directory in ("/a", "/b"):
         disk.make_directory(directory)
@@ -125,7 +125,7 @@ def test_syncing_one_directory_leaves_the_names_of_another_undurable() -> None:
     assert disk.after_power_cut("none").paths() == ["/a/file"]
 
 
-def test_made_directories_are_durable_with_their_parents() -> None:
+def test_make_directory_is_durable_with_its_parents() -> None:
     disk = MemoryDisk()
     disk.make_directory("/a/b/c")
     assert disk.changes == 6
@@ -133,7 +133,7 @@ def test_made_directories_are_durable_with_their_parents() -> None:
     assert (left.list_directory("/a/b"), left.list_directory("/")) == (["c"], ["a"])
 
 
-def test_a_directory_made_just_before_the_cut_may_be_there_or_not() -> None:
+def test_directory_made_just_before_power_cut_may_be_kept_or_lost() -> None:
     disk = MemoryDisk()
     disk.cut_power_at(2)
     with pytest.raises(PowerCut):
@@ -142,7 +142,7 @@ def test_a_directory_made_just_before_the_cut_may_be_there_or_not() -> None:
     assert disk.after_power_cut("none").list_directory("/") == []
 
 
-def test_writes_that_were_not_synced_are_kept_lost_or_torn_at_sectors() -> None:
+def test_unsynced_writes_are_kept_lost_or_torn_at_sectors() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"o" * 2000)
     file = disk.open("/a", write=True)
@@ -156,7 +156,7 @@ def test_writes_that_were_not_synced_are_kept_lost_or_torn_at_sectors() -> None:
         assert all(len(set(state[start:end])) == 1 for start, end in itertools.pairwise(edges))
 
 
-def test_a_later_write_may_survive_an_earlier_one_and_sizes_without_bytes() -> None:
+def test_unsynced_writes_survive_independently_and_size_may_survive_without_bytes() -> None:
     disk = MemoryDisk()
     put(disk, "/a", b"", sync=True)
     disk.sync_directory("/")
@@ -168,7 +168,7 @@ def test_a_later_write_may_survive_an_earlier_one_and_sizes_without_bytes() -> N
     assert states == {b"", ones, zeros, zeros + zeros, ones + zeros, zeros + twos, ones + twos}
 
 
-def test_a_truncate_that_was_not_synced_may_be_undone() -> None:
+def test_unsynced_truncate_may_be_undone() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"0123456789")
     file = disk.open("/a", write=True)
@@ -182,7 +182,7 @@ def test_a_truncate_that_was_not_synced_may_be_undone() -> None:
     assert disk.after_power_cut("none").read("/a") == b"01X"
 
 
-def test_the_write_that_the_cut_hit_leaves_a_prefix_of_itself() -> None:
+def test_write_hit_by_power_cut_leaves_prefix_of_its_bytes() -> None:
     data, lengths = bytes(range(100)), set()
     for change in range(2, 40):
         disk = MemoryDisk()
@@ -199,7 +199,7 @@ def test_the_write_that_the_cut_hit_leaves_a_prefix_of_itself() -> None:
     assert len(lengths) > 10
 
 
-def test_a_call_at_which_the_power_is_cut_has_not_happened() -> None:
+def test_rename_hit_by_power_cut_has_no_effect() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"old")
     disk.cut_power_at(disk.changes + 1)
@@ -208,7 +208,7 @@ def test_a_call_at_which_the_power_is_cut_has_not_happened() -> None:
     assert disk.after_power_cut("all").paths() == ["/a"]
 
 
-def test_after_the_cut_every_call_raises() -> None:
+def test_every_call_after_power_cut_raises_power_cut() -> None:
     disk = MemoryDisk()
     file, lock = disk.create("/a"), disk.lock("/lock")
     disk.cut_power_at(disk.changes + 1)
@@ -239,18 +239,18 @@ def test_after_the_cut_every_call_raises() -> None:
     assert disk.changes == 3
 
 
-def test_a_power_cut_is_not_swallowed_by_handlers_of_exceptions() -> None:
+def test_power_cut_is_not_a_subclass_of_exception() -> None:
     assert not issubclass(PowerCut, Exception)
 
 
-def test_a_cut_in_the_past_is_refused() -> None:
+def test_power_cut_at_past_change_raises_value_error() -> None:
     disk = MemoryDisk()
     disk.create("/a")
     with pytest.raises(ValueError, match="past"):
         disk.cut_power_at(1)
 
 
-def test_reading_counts_no_change_and_every_changing_call_counts_one() -> None:
+def test_change_count_grows_by_one_per_changing_call_and_not_for_reads() -> None:
     disk = MemoryDisk()
     counts = []
     file = disk.create("/a")
@@ -275,7 +275,7 @@ def test_reading_counts_no_change_and_every_changing_call_counts_one() -> None:
     assert counts == [2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 8, 8, 8]
 
 
-def test_a_cut_frees_locks_and_kills_the_old_files_but_not_the_old_memory() -> None:
+def test_power_cut_frees_locks_fails_old_handles_and_keeps_old_disk_unchanged() -> None:
     disk = MemoryDisk()
     lock, file = disk.lock("/lock"), disk.create("/a")
     left = disk.after_power_cut("all")
@@ -288,7 +288,7 @@ def test_a_cut_frees_locks_and_kills_the_old_files_but_not_the_old_memory() -> N
     assert (disk.read("/a"), disk.after_power_cut("all").read("/a")) == (b"", b"")
 
 
-def test_a_seed_leaves_the_same_disk_each_time() -> None:
+def test_same_seed_leaves_same_disk_after_power_cut() -> None:
     disk = MemoryDisk()
     for number in range(8):
         put(disk, f"/{number}", bytes([number]) * 3000)
@@ -297,7 +297,7 @@ def test_a_seed_leaves_the_same_disk_each_time() -> None:
     assert len({str(state) for state in states[0]}) > 10
 
 
-def test_a_power_cut_leaves_a_disk_on_which_everything_is_durable() -> None:
+def test_disk_left_by_power_cut_is_fully_durable() -> None:
     disk = MemoryDisk()
     for number in range(8):
         put(disk, f"/{number}", bytes([number]) * 3000)
@@ -305,7 +305,7 @@ def test_a_power_cut_leaves_a_disk_on_which_everything_is_durable() -> None:
         assert contents(left.after_power_cut("none")) == contents(left)
 
 
-def test_what_is_written_after_a_power_cut_is_not_durable_before_its_sync() -> None:
+def test_write_after_power_cut_is_not_durable_before_sync() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"old")
     left = disk.after_power_cut("none")
@@ -313,7 +313,7 @@ def test_what_is_written_after_a_power_cut_is_not_durable_before_its_sync() -> N
     assert (left.read("/a"), left.after_power_cut("none").read("/a")) == (b"new", b"old")
 
 
-def test_a_seed_draws_again_at_each_change() -> None:
+def test_same_seed_draws_different_outcomes_as_change_count_grows() -> None:
     disk = MemoryDisk()
     for number in range(8):
         put(disk, f"/{number}", b"")
@@ -326,7 +326,7 @@ def test_a_seed_draws_again_at_each_change() -> None:
     assert len(drawn) > 3
 
 
-def test_a_survivor_counts_the_space_that_is_taken() -> None:
+def test_disk_left_by_power_cut_keeps_capacity_and_counts_used_bytes() -> None:
     disk = MemoryDisk(capacity_bytes=10)
     put(disk, "/a", b"12345678")
     left = disk.after_power_cut("all")
@@ -337,7 +337,7 @@ def test_a_survivor_counts_the_space_that_is_taken() -> None:
 # --- A sync that failed ----------------------------------------------------------------------------------
 
 
-def test_what_a_failed_sync_dropped_shows_but_is_never_durable() -> None:
+def test_bytes_dropped_by_failed_sync_are_readable_but_never_durable() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"old")
     file = disk.open("/a", write=True)
@@ -349,7 +349,7 @@ def test_what_a_failed_sync_dropped_shows_but_is_never_durable() -> None:
     assert {left.read("/a") for left in (disk.after_power_cut("none"), *left_by_some(disk))} == {b"old"}
 
 
-def test_what_is_written_after_a_failed_sync_is_durable_around_a_hole() -> None:
+def test_write_after_failed_sync_is_durable_and_dropped_bytes_read_as_zeros() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"old")
     file = disk.open("/a", write=True)
@@ -361,7 +361,7 @@ def test_what_is_written_after_a_failed_sync_is_durable_around_a_hole() -> None:
     assert disk.after_power_cut("none").read("/a") == b"old\0\0\0\0kept"
 
 
-def test_what_a_failed_sync_dropped_stays_dropped_over_a_kill() -> None:
+def test_bytes_dropped_by_failed_sync_stay_non_durable_after_kill() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"old")
     file = disk.open("/a", write=True)
@@ -373,7 +373,7 @@ def test_what_a_failed_sync_dropped_stays_dropped_over_a_kill() -> None:
     assert (disk.read("/a"), disk.after_power_cut("none").read("/a")) == (b"oldlost", b"old")
 
 
-def test_a_failed_sync_of_one_file_drops_nothing_of_another() -> None:
+def test_failed_sync_of_one_file_drops_no_bytes_of_another() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"")
     disk.write("/b", b"")
@@ -386,7 +386,7 @@ def test_a_failed_sync_of_one_file_drops_nothing_of_another() -> None:
     assert contents(disk.after_power_cut("none")) == {"/a": b"", "/b": b"kept"}
 
 
-def test_a_closed_file_drops_nothing_by_a_sync_that_is_refused() -> None:
+def test_rejected_sync_of_closed_file_drops_no_bytes() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"")
     file, closed = disk.open("/a", write=True), disk.open("/a", write=True)
@@ -400,7 +400,7 @@ def test_a_closed_file_drops_nothing_by_a_sync_that_is_refused() -> None:
 # --- Damage by hand --------------------------------------------------------------------------------------
 
 
-def test_damage_is_durable_at_once_and_seen_by_open_files() -> None:
+def test_flipped_bit_is_durable_immediately_and_visible_to_open_files() -> None:
     disk = MemoryDisk()
     disk.write("/a", b"\x00\x00")
     file = disk.open("/a")
@@ -408,7 +408,7 @@ def test_damage_is_durable_at_once_and_seen_by_open_files() -> None:
     assert (file.pread(2, 0), disk.after_power_cut("none").read("/a")) == (b"\x00\x80", b"\x00\x80")
 
 
-def test_a_file_put_there_by_hand_is_durable_without_making_others_so() -> None:
+def test_direct_disk_write_is_durable_without_making_other_files_durable() -> None:
     disk = MemoryDisk()
     put(disk, "/other", b"")
     put(disk, "/a", b"longer than the next")
@@ -420,7 +420,7 @@ def test_a_file_put_there_by_hand_is_durable_without_making_others_so() -> None:
     assert contents(left.after_power_cut("none")) == {"/a": b"content"}
 
 
-def test_paths_names_every_file_in_order() -> None:
+def test_paths_returns_every_file_in_order() -> None:
     disk = MemoryDisk()
     disk.make_directory("/d/e")
     for path in ("/z", "/d/e/f", "/d/a"):
@@ -428,7 +428,7 @@ def test_paths_names_every_file_in_order() -> None:
     assert disk.paths() == ["/d/a", "/d/e/f", "/z"]
 
 
-def test_relative_paths_and_detours_start_at_the_root() -> None:
+def test_relative_paths_resolve_from_root() -> None:
     disk = MemoryDisk()
     disk.make_directory("d")
     disk.write("d/../a", b"content")
@@ -451,7 +451,7 @@ def hasty_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_threads_may_write_and_sync_one_file_at_once() -> None:
+def test_threads_may_write_and_sync_one_file_concurrently() -> None:
     disk, start = MemoryDisk(), threading.Barrier(4)
     disk.write("/a", b"")
     file = disk.open("/a", write=True)
@@ -558,7 +558,9 @@ class Definition:
 
 
 @given(st.lists(CHANGES, max_size=40), st.integers(0, 2**32))
-def test_after_any_changes_a_cut_leaves_what_the_definition_allows(changes: list[Any], seed: int) -> None:
+def test_power_cut_after_any_changes_leaves_state_allowed_by_definition(
+    changes: list[Any], seed: int
+) -> None:
     definition = Definition()
     for change in changes:
         definition.change(*change)
@@ -628,7 +630,7 @@ def sweep_replacing(replace: Replace, *, left_aside: bool = False) -> int:
 
 
 @pytest.mark.parametrize("left_aside", [False, True])
-def test_write_whole_is_atomic_and_durable_whenever_the_power_goes(left_aside: bool) -> None:
+def test_write_whole_is_atomic_and_durable_at_every_power_cut(left_aside: bool) -> None:
     assert sweep_replacing(write_whole, left_aside=left_aside) > 400
 
 
@@ -636,12 +638,12 @@ def test_write_whole_is_atomic_and_durable_whenever_the_power_goes(left_aside: b
     "replace",
     [replace_without_sync, replace_without_directory_sync, replace_by_removing_first, replace_in_place],
 )
-def test_a_replacement_that_is_not_atomic_and_durable_is_caught(replace: Replace) -> None:
+def test_sweep_detects_non_atomic_or_non_durable_file_replacement(replace: Replace) -> None:
     with pytest.raises(AssertionError, match="a power cut broke it"):
         sweep_replacing(replace)
 
 
-def test_the_sync_of_nothing_but_the_file_is_caught_for_a_new_name() -> None:
+def test_sweep_detects_new_file_without_directory_sync() -> None:
     def run(disk: MemoryDisk, log: list[Any]) -> None:
         put(disk, "/a", b"content", sync=True)
         log.append("durable")

@@ -1,4 +1,4 @@
-"""`frozen`, on which tests rely that copy what a kill would have left."""
+"""Tests the helper `frozen`, which stops all processes of a group while a test copies their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ os.posix_spawn(
 
 
 @pytest.mark.slow
-def test_a_process_is_held_still_that_was_stopped_in_the_middle_of_starting_a_program(tmp_path: Path) -> None:
+def test_frozen_stops_process_during_start_of_child_program(tmp_path: Path) -> None:
     fifo = tmp_path / "input"
     os.mkfifo(fifo)
 

@@ -1,4 +1,4 @@
-"""The merged logs that tests make: read back in order, the same bytes for the same calls."""
+"""Tests the builder of merged logs for tests: order, block layout, reproducible bytes, rejected input."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def blocks(disk: MemoryDisk, segment: str) -> list[BlockHeader]:
     return found
 
 
-def test_each_session_is_read_back_in_its_own_order(disk: MemoryDisk) -> None:
+def test_messages_of_each_session_are_read_in_session_order(disk: MemoryDisk) -> None:
     sessions = [publish(disk, name, 5) for name in ("a", "b")]
     with open_merged(disk) as merged:
         assert merged.merge_all(sessions, block_bytes=1) == range(20)
@@ -60,7 +60,7 @@ def test_each_session_is_read_back_in_its_own_order(disk: MemoryDisk) -> None:
         assert [message.value[:2] for message in own] == [f"{name}{n // 2}".encode() for n in range(10)]
 
 
-def test_a_block_holds_as_many_batches_as_fit(disk: MemoryDisk) -> None:
+def test_block_holds_as_many_batches_as_fit(disk: MemoryDisk) -> None:
     session = publish(disk, "a", 4)
     with open_merged(disk) as merged:
         merged.merge_all([session], block_bytes=100_000)
@@ -69,7 +69,7 @@ def test_a_block_holds_as_many_batches_as_fit(disk: MemoryDisk) -> None:
     assert [(block.source_roll, block.message_count) for block in batches] == [(0, 4), (1, 4)]
 
 
-def test_a_session_is_declared_once_in_each_segment_that_uses_it(disk: MemoryDisk) -> None:
+def test_session_is_declared_once_in_each_segment_using_it(disk: MemoryDisk) -> None:
     sessions = [publish(disk, name, 4) for name in ("a", "b")]
     with open_merged(disk) as merged:
         merged.merge(sessions[0])
@@ -83,7 +83,7 @@ def test_a_session_is_declared_once_in_each_segment_that_uses_it(disk: MemoryDis
     ]
 
 
-def test_the_same_calls_make_the_same_bytes(disk: MemoryDisk) -> None:
+def test_same_calls_produce_same_bytes(disk: MemoryDisk) -> None:
     sessions = [publish(disk, name, 4) for name in ("a", "b")]
     for path in ("/one", "/two"):
         with open_merged(disk, path) as merged:
@@ -97,7 +97,7 @@ def test_the_same_calls_make_the_same_bytes(disk: MemoryDisk) -> None:
         assert disk.read(f"/one/{segment}") == disk.read(f"/two/{segment}") != b""
 
 
-def test_twins_are_merged_once(disk: MemoryDisk) -> None:
+def test_messages_of_sessions_sharing_dedup_id_are_merged_once(disk: MemoryDisk) -> None:
     twins = [publish(disk, name, 4, dedup_id="twins") for name in ("a", "b")]
     with open_merged(disk) as merged:
         merged.merge_all(twins, block_bytes=1)
@@ -105,7 +105,7 @@ def test_twins_are_merged_once(disk: MemoryDisk) -> None:
         assert [message.number for message in reader] == list(range(8))
 
 
-def test_what_is_no_run_of_batches_is_refused(disk: MemoryDisk) -> None:
+def test_invalid_range_or_session_or_existing_log_raises_value_error(disk: MemoryDisk) -> None:
     session = publish(disk, "a", 2)
     merged = open_merged(disk)
     for start, end in ((0, None), (65, None), (64, 70), (64, 64)):
@@ -121,11 +121,11 @@ def test_what_is_no_run_of_batches_is_refused(disk: MemoryDisk) -> None:
         open_merged(disk)
 
 
-def test_the_example_in_the_documentation_works() -> None:
+def test_module_doctest_passes() -> None:
     assert doctest.testmod(merged_module).failed == 0
 
 
-def test_a_session_is_merged_once_also_if_it_is_named_twice(disk: MemoryDisk) -> None:
+def test_session_named_twice_raises_invalid_option(disk: MemoryDisk) -> None:
     session = publish(disk, "a", 1)
     with open_merged(disk) as merged:
         with pytest.raises(InvalidOption, match="a session is named twice"):
@@ -134,7 +134,7 @@ def test_a_session_is_merged_once_also_if_it_is_named_twice(disk: MemoryDisk) ->
 
 
 @pytest.mark.parametrize("skip", [-1, 3])
-def test_a_skip_that_the_range_does_not_have_changes_nothing(disk: MemoryDisk, skip: int) -> None:
+def test_skip_outside_range_raises_invalid_option_and_changes_nothing(disk: MemoryDisk, skip: int) -> None:
     session = publish(disk, "a", 1)
     with open_merged(disk) as merged:
         with pytest.raises(InvalidOption, match=f"invalid skip: got {skip}, expected 0 to 2"):
@@ -142,6 +142,6 @@ def test_a_skip_that_the_range_does_not_have_changes_nothing(disk: MemoryDisk, s
         assert merged.merge(session) == range(2)
 
 
-def test_a_log_that_was_closed_may_be_closed_again(disk: MemoryDisk) -> None:
+def test_close_is_idempotent(disk: MemoryDisk) -> None:
     with open_merged(disk) as merged:
         merged.close()

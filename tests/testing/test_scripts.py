@@ -1,4 +1,4 @@
-"""The runner of scripts: it answers every case, notices every difference, and rewrites only answers."""
+"""Tests the script runner: it checks every answer, detects every difference, and rewrites only answers."""
 
 from pathlib import Path
 
@@ -35,11 +35,11 @@ def script(path: Path, text: str) -> Path:
     return file
 
 
-def test_a_script_whose_answers_are_right_passes(tmp_path: Path) -> None:
+def test_script_with_correct_answers_passes(tmp_path: Path) -> None:
     replay(script(tmp_path, SCRIPT), answer)
 
 
-def test_a_script_may_end_with_an_empty_line(tmp_path: Path) -> None:
+def test_script_with_trailing_empty_line_passes(tmp_path: Path) -> None:
     replay(script(tmp_path, SCRIPT + "\n"), answer)
 
 
@@ -53,13 +53,13 @@ def test_a_script_may_end_with_an_empty_line(tmp_path: Path) -> None:
         ("3\n\n", "3\nx\n\n"),
     ],
 )
-def test_a_difference_anywhere_fails(tmp_path: Path, old: str, new: str) -> None:
+def test_script_with_any_difference_fails(tmp_path: Path, old: str, new: str) -> None:
     file = script(tmp_path, SCRIPT.replace(old, new))
     with pytest.raises(AssertionError, match="the script says otherwise"):
         replay(file, answer)
 
 
-def test_rewriting_changes_the_answers_and_nothing_else(tmp_path: Path) -> None:
+def test_rewrite_changes_only_answers(tmp_path: Path) -> None:
     file = script(tmp_path, SCRIPT.replace("3\n\n", "4\n5\n\n").replace("two words\n", "", 2))
     replay(file, answer, rewrite=True)
     assert file.read_text() == SCRIPT
@@ -75,12 +75,14 @@ def test_rewriting_changes_the_answers_and_nothing_else(tmp_path: Path) -> None:
         ('say words="" count=2\n----\n\n', "empty"),
     ],
 )
-def test_a_script_that_could_not_fail_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_script_without_cases_or_with_malformed_case_is_rejected(
+    tmp_path: Path, text: str, says: str
+) -> None:
     with pytest.raises(AssertionError, match=says):
         replay(script(tmp_path, text), answer)
 
 
-def test_an_error_names_the_case(tmp_path: Path) -> None:
+def test_error_reports_script_path_and_line_of_its_case(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="invalid literal") as caught:
         replay(script(tmp_path, SCRIPT.replace("2\n----", "x\n----")), answer)
     assert caught.value.__notes__ == [f"in the case at {tmp_path / 'script.txt'}:3"]

@@ -1,4 +1,4 @@
-"""The loop whose time is its own."""
+"""Tests the event loop with virtual time: sleeps end in order, and a wait without a timer raises Stuck."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ import pytest
 from rt.streams.simulate import virtual_time
 
 
-def test_an_hour_passes_in_no_time_and_in_order() -> None:
+def test_sleeps_up_to_one_hour_end_in_order_at_exact_virtual_times() -> None:
     seen: list[tuple[float, str]] = []
 
     async def wait(name: str, seconds: float) -> None:
@@ -22,7 +22,7 @@ def test_an_hour_passes_in_no_time_and_in_order() -> None:
     assert seen == [(0.5, "early"), (3600, "late")]
 
 
-def test_a_wait_for_what_cannot_come_is_an_error() -> None:
+def test_wait_without_pending_timer_raises_stuck() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
@@ -30,7 +30,7 @@ def test_a_wait_for_what_cannot_come_is_an_error() -> None:
         virtual_time.run(main())
 
 
-def test_what_runs_in_an_executor_raises_where_it_is_awaited() -> None:
+def test_error_in_executor_is_raised_at_its_await() -> None:
     async def main() -> None:
         await asyncio.to_thread(int, "x")
 

@@ -1,4 +1,4 @@
-"""Reports: whatever is lost on the way, a leader ends up knowing what this node holds."""
+"""Reports of durable ends: a leader learns all batch boundaries of a node although reports are lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DumbLeader:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
-def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed):
+def test_leader_learns_every_boundary_although_reports_are_lost(seed):
     rng = random.Random(seed)
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     written = {key: boundaries(rng, rng.randrange(0, 30)) for key in KEYS}
@@ -107,7 +107,7 @@ def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed
                 assert leader.tracker.boundary_at(key, mark.offset) == mark
 
 
-def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
+def test_report_size_is_bounded_and_remaining_boundaries_follow_in_next_report(monkeypatch):
     monkeypatch.setattr(holdings_module, "REPORT_BOUNDARIES_MAX", 10)
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     marks = boundaries(random.Random(1), 95)
@@ -122,7 +122,7 @@ def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
     assert all(leader.tracker.boundary_at(KEYS[0], mark.offset) for mark in marks)
 
 
-def test_final_ends_are_told_until_the_next_run_is_merged():
+def test_final_end_is_reported_until_next_run_is_merged():
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     final = pb.SessionEnd(session_id=1, run=0, roll=0, offset=64)
     holdings.handle_report(said(KEYS[0], [], final=final))
@@ -140,7 +140,7 @@ def test_final_ends_are_told_until_the_next_run_is_merged():
 
 
 @pytest.mark.parametrize("kind", ["announced", "final"])
-def test_the_end_of_a_run_is_told_another_leader_although_what_was_told_with_it_is_merged(kind):
+def test_run_end_is_reported_to_next_leader_after_earlier_boundaries_are_merged(kind):
     holdings = DurableEnds(b"boot")
     end = pb.SessionEnd(session_id=1, run=0, roll=2, offset=128, number=9)
     holdings.handle_report(said(KEYS[0], [], **{kind: end}))
@@ -156,7 +156,7 @@ def test_the_end_of_a_run_is_told_another_leader_although_what_was_told_with_it_
     assert not holdings.report(1).segments
 
 
-def test_what_is_merged_elsewhere_is_forgotten_also_where_this_node_lags():
+def test_boundaries_merged_elsewhere_are_pruned_on_lagging_node():
     holdings = DurableEnds(b"boot")
     marks = boundaries(random.Random(1), 50)
     holdings.handle_report(said(KEYS[0], marks))
@@ -168,7 +168,7 @@ def test_what_is_merged_elsewhere_is_forgotten_also_where_this_node_lags():
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
-def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bounded_steps(seed):
+def test_thinned_boundaries_of_two_nodes_allow_planning_to_the_end_in_bounded_ranges(seed):
     coarse, cap = 2000, 4000
     rng = random.Random(seed)
     marks = boundaries(rng, 600, size_max=20)
@@ -196,7 +196,7 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
 
 
 @pytest.mark.parametrize("is_reported", [False, True])
-def test_what_becomes_durable_while_a_process_begins_to_tell_all_hides_nothing_of_the_rest(is_reported):
+def test_boundaries_durable_during_first_full_report_hide_no_earlier_boundaries(is_reported):
     """A control process that begins anew may hear of news before it hears of what was there."""
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     marks = boundaries(random.Random(1), 20)
@@ -210,7 +210,7 @@ def test_what_becomes_durable_while_a_process_begins_to_tell_all_hides_nothing_o
     assert all(leader.tracker.boundary_at(KEYS[0], mark.offset) for mark in marks)
 
 
-def test_reports_of_a_process_that_starts_again_do_not_continue_those_before() -> None:
+def test_reports_of_restarted_process_do_not_continue_earlier_sequence() -> None:
     """The first report of the second process, a full one, is lost. The data process is the same."""
     leader = DumbLeader()
     assert leader.hear(DurableEnds(b"boot").report(1))

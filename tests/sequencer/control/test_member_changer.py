@@ -1,4 +1,4 @@
-"""The steps of a change of the members, as one leader carries them out."""
+"""How one leader carries out a step of a membership change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class Consensus:
         return self.asked[-1][1]
 
 
-def test_why_a_step_was_refused_is_said_only_while_it_is_to_be_taken(monkeypatch: Any) -> None:
+def test_refusal_reason_of_member_change_is_cleared_when_change_is_no_longer_pending(
+    monkeypatch: Any,
+) -> None:
     monkeypatch.setattr(member_changer, "AGAIN_NS", 0)
     settled: list[SettleMembers] = []
     changer, raft = MemberChanger(settled.append), Consensus()

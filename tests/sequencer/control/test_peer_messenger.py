@@ -1,4 +1,4 @@
-"""What nodes tell each other: whom a node obeys, what reaches which, when a leader is told anew."""
+"""Messages between nodes: who receives them, and when a report to the leader is repeated in full."""
 
 from __future__ import annotations
 
@@ -53,25 +53,25 @@ def mesh() -> Mesh:
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
-def test_a_report_reaches_the_leader_wherever_it_is(mesh, node):
+def test_report_reaches_leader_on_local_or_remote_node(mesh, node):
     report = pb.Report(sequence=3)
     assert mesh.nodes[node].send_report(report)
     assert mesh.heard == {"n1": [(node, report)], "n2": [], "n3": []}
 
 
-def test_who_cannot_reach_the_leader_is_told(mesh):
+def test_send_report_returns_false_when_leader_is_unreachable(mesh):
     mesh.cut_off.add("n1")
     assert not mesh.nodes["n2"].send_report(pb.Report())
 
 
-def test_how_a_node_stands_is_told_to_all_and_itself(mesh):
+def test_summary_reaches_every_node_including_sender(mesh):
     summary = pb.Summary(clock_ns=7)
     mesh.nodes["n2"].send_summary(summary)
     assert mesh.heard == {name: [("n2", summary)] for name in mesh.nodes}
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
-def test_what_a_leader_wants_is_heard_by_that_node_and_no_other(mesh, node):
+def test_leader_requests_reach_only_the_addressed_node(mesh, node):
     leader = mesh.nodes["n1"]
     leader.request_full_report(node)
     for call in mesh.soon:
@@ -86,18 +86,18 @@ def test_what_a_leader_wants_is_heard_by_that_node_and_no_other(mesh, node):
     assert not any(mesh.heard.values())
 
 
-def test_a_leader_whose_own_state_differs_ends(mesh):
+def test_leader_receives_its_own_divergence_report(mesh):
     mesh.nodes["n1"].report_divergence(Divergence(None, 5, 6, 7))
     assert [type(one) for one in mesh.heard["n1"]] == [Diverged]
 
 
-def test_a_leader_asks_its_own_node_behind_the_report_that_it_is_at(mesh):
+def test_leader_defers_full_report_request_to_its_own_node(mesh):
     mesh.nodes["n1"].request_full_report("n1")
     assert mesh.heard["n1"] == []
     assert len(mesh.soon) == 1
 
 
-def test_nobody_is_obeyed_but_the_leader_that_is_known(mesh):
+def test_requests_are_ignored_unless_from_known_leader(mesh):
     for known in (None, "n3"):
         mesh.nodes["n2"].leader = known
         mesh.nodes["n1"].request_full_report("n2")
@@ -106,7 +106,7 @@ def test_nobody_is_obeyed_but_the_leader_that_is_known(mesh):
     assert mesh.heard["n2"] == []
 
 
-def test_what_is_no_message_is_refused(mesh, caplog):
+def test_undecodable_message_is_rejected_and_logged(mesh, caplog):
     mesh.nodes["n2"].on_message("n1", b"\xff\xff\xff")
     mesh.nodes["n2"].on_message("n1", b"")
     assert mesh.heard["n2"] == []
@@ -144,7 +144,7 @@ def reports(mesh) -> Reports:
     return reports
 
 
-def test_news_are_reported_once_and_what_is_none_waits(reports):
+def test_news_is_reported_once_and_report_without_news_is_not_sent_early(reports):
     reports.reporting.report_news()
     (first,) = reports.heard
     assert first.is_full
@@ -156,7 +156,7 @@ def test_news_are_reported_once_and_what_is_none_waits(reports):
     assert (second.sequence, second.is_full, [*second.segments]) == (first.sequence + 1, False, [])
 
 
-def test_a_report_without_news_is_due_later(reports):
+def test_report_without_news_is_scheduled_later_than_report_with_news(reports):
     reports.reporting.report()
     reports.reporting.report()
     with_news, without = reports.due
@@ -164,7 +164,7 @@ def test_a_report_without_news_is_due_later(reports):
     assert without - with_news >= IDLE_REPORT_NS - REPORT_NS
 
 
-def test_a_report_that_is_lost_is_followed_by_a_full_one(reports):
+def test_full_report_follows_lost_report(reports):
     reports.reporting.report()
     reports.mesh.cut_off.add("n1")
     reports.hold(BatchBoundary(128, 1, 8))
@@ -179,7 +179,7 @@ def test_a_report_that_is_lost_is_followed_by_a_full_one(reports):
     )
 
 
-def test_nothing_is_reported_before_there_is_a_leader_and_a_data_process(reports):
+def test_reports_are_not_sent_without_leader_or_data_process(reports):
     reports.mesh.nodes["n2"].leader = None
     reports.reporting.report()
     reports.mesh.nodes["n2"].leader = "n1"

@@ -1,4 +1,4 @@
-"""What a node reports of its data process once that says nothing more."""
+"""What a node reports while its data process is silent, and before its disk has joined."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Messenger:
         return True
 
 
-def test_a_disk_of_which_nothing_was_heard_for_long_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_usage_is_omitted_from_reports_after_data_process_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_ns = [10**12]
     shadow(monkeypatch, reporter, "time", monotonic_ns=lambda: now_ns[0])
     messenger: Any = Messenger()
@@ -41,7 +43,7 @@ def test_a_disk_of_which_nothing_was_heard_for_long_is_not_told_of(monkeypatch: 
     assert messenger.reports[-1].disk_free_bytes == 2
 
 
-def test_nothing_is_reported_of_a_disk_that_has_not_joined_and_all_of_it_once_it_has() -> None:
+def test_reports_start_with_full_report_once_disk_has_joined() -> None:
     messenger: Any = Messenger()
     has_joined = [False]
     reporter_ = Reporter(messenger, lambda _: None, lambda: has_joined[0])

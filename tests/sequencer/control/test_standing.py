@@ -1,4 +1,4 @@
-"""What a data process is told of how the nodes stand."""
+"""The standing of the nodes, as a data process receives it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def standing(
     )
 
 
-def test_each_node_stands_with_its_data_address_and_what_it_last_said(nodes):
+def test_standing_lists_each_node_with_data_address_and_latest_summary(nodes):
     for clock_ns in (1, 2):
         nodes.on_summary("n2", pb.Summary(clock_ns=clock_ns), 0, 0)
     one, other, learner = standing(nodes, members_index=7).nodes
@@ -69,21 +69,21 @@ def test_each_node_stands_with_its_data_address_and_what_it_last_said(nodes):
     assert other.summary.clock_ns == 2
 
 
-def test_bytes_are_welcome_only_in_a_cluster_with_a_leader(nodes):
+def test_node_is_caught_up_only_in_cluster_with_leader_that_accepts_sessions(nodes):
     assert standing(nodes).is_caught_up
     assert not standing(nodes, accepts_sessions=False).is_caught_up
     assert not standing(nodes, cluster="").is_caught_up
     assert not standing(nodes, leader=None).is_caught_up
 
 
-def test_a_node_says_its_clock_its_merging_and_its_disk():
+def test_summary_contains_clock_merge_progress_disk_usage_and_phase():
     data_status = DataStatus(pb.MergedReport(instruction=3), 100, 40)
     told = summarize(data_status, 7, Phase("merging", 5, 6))
     assert (told.clock_ns, told.merged.instruction, told.disk_bytes, told.disk_free_bytes) == (7, 3, 100, 40)
     assert (told.step, told.step_done, told.step_total) == ("merging", 5, 6)
 
 
-def test_a_node_is_away_once_it_is_cut_off_or_silent_and_its_last_words_stay(nodes):
+def test_disconnected_or_silent_node_is_unreachable_and_keeps_last_summary(nodes):
     connected = tuple(replace(one, is_connected=True) for one in MEMBERS)
     said = pb.Summary(clock_ns=7, step="merging", step_done=5, step_total=6)
 
@@ -100,13 +100,13 @@ def test_a_node_is_away_once_it_is_cut_off_or_silent_and_its_last_words_stay(nod
     assert step_of(10 + UNREACHABLE_NS, connected) == ("merging", 5, 6, 7)
 
 
-def test_a_summary_bears_its_age_and_what_it_says_of_the_data_process(nodes):
+def test_standing_reports_summary_age_and_data_process_silence(nodes):
     nodes.on_summary("n2", summarize(DataStatus(), 7, Phase("data-hung"), data_silent_s=6.5), 10**9, 7)
     other = standing(nodes, 3 * 10**9).nodes[1]
     assert (other.summary_age_s, other.summary.data_silent_s) == (2.0, 6.5)
 
 
-def test_the_offset_of_a_clock_is_that_of_the_summary_which_came_fastest(nodes):
+def test_clock_offset_is_taken_from_fastest_recent_summary(nodes):
     def offset_after(*arrivals: tuple[int, int]) -> float:
         """(clock in the summary, clock here when it came), in seconds."""
         for said_s, here_s in arrivals:
@@ -118,7 +118,7 @@ def test_the_offset_of_a_clock_is_that_of_the_summary_which_came_fastest(nodes):
     assert offset_after(*[(50 + n, 113 + n) for n in range(OFFSETS)]) == -63
 
 
-def test_the_levels_of_members_are_current_for_a_few_seconds_and_1_if_a_program_reports_none(nodes):
+def test_member_level_expires_with_its_summary_and_is_1_if_unreported(nodes):
     assert nodes.member_levels(VOTERS, 7) == [
         MemberLevel("n1", 1, "", False),
         MemberLevel("n2", 1, "", False),

@@ -1,4 +1,4 @@
-"""The state machine that Raft drives: snapshots carry the state and every plan that may be needed again."""
+"""The state machine that Raft drives: its snapshots carry the state and all retained write plans."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def replica_of(machine: SequencerStateMachine) -> Bench:
 
 @given(st.integers(0, 1000), st.integers(0, 12), st.integers(0, 14))
 @settings(max_examples=40, deadline=None)
-def test_a_restored_machine_is_the_same_and_goes_on_the_same(seed, merges, durable):
+def test_restored_state_machine_equals_original_and_applies_next_merge_identically(seed, merges, durable):
     machine, rng = Bench(), random.Random(seed)
     for _ in range(merges):
         machine.merge(8 * rng.randrange(1, 100))
@@ -76,7 +76,7 @@ def test_a_restored_machine_is_the_same_and_goes_on_the_same(seed, merges, durab
     assert contents(other) == contents(machine)
 
 
-def test_a_snapshot_is_frozen_when_it_is_taken():
+def test_snapshot_is_unchanged_by_later_commands():
     machine = Bench()
     machine.merge()
     encode, before = machine.snapshot(), machine.snapshot()()
@@ -85,7 +85,7 @@ def test_a_snapshot_is_frozen_when_it_is_taken():
     assert encode() == before
 
 
-def test_plans_are_forgotten_up_to_what_is_durable_only():
+def test_plans_are_pruned_only_up_to_durable_instruction():
     machine = Bench()
     for _ in range(5):
         machine.merge()
@@ -95,7 +95,7 @@ def test_plans_are_forgotten_up_to_what_is_durable_only():
     assert decode_write_plan(machine.tail[0].content).instruction == 4
 
 
-def test_plans_far_behind_are_forgotten_even_if_this_node_never_merges(monkeypatch):
+def test_plans_beyond_size_limit_are_pruned_even_if_node_never_merges(monkeypatch):
     monkeypatch.setattr(machine_module, "TAIL_BYTES_MAX", 10_000)
     machine = Bench()
     for _ in range(500):
@@ -106,7 +106,7 @@ def test_plans_far_behind_are_forgotten_even_if_this_node_never_merges(monkeypat
     assert behind <= 10_000
 
 
-def test_a_refused_command_changes_nothing_and_is_told():
+def test_rejected_command_changes_nothing_and_is_reported():
     machine = Bench()
     machine.do(MergeInstruction(7, 1, (piece(),)))
     assert isinstance(machine.heard[-1][1], CommandRejected)
@@ -114,14 +114,14 @@ def test_a_refused_command_changes_nothing_and_is_told():
 
 
 @pytest.mark.parametrize("command", [pb.Command(version=99), pb.Command(version=1)], ids=["version", "kind"])
-def test_a_command_of_a_newer_version_stops_the_node_loudly(command):
+def test_command_of_unknown_version_or_kind_raises_unknown_version(command):
     machine = Bench()
     with pytest.raises(UnknownVersion):
         machine.apply(1, command.SerializeToString())
     assert machine.index == 0
 
 
-def test_a_snapshot_that_is_cut_short_is_refused():
+def test_truncated_snapshot_raises_format_error():
     machine = Bench()
     machine.merge()
     data = machine.snapshot()()
@@ -130,12 +130,12 @@ def test_a_snapshot_that_is_cut_short_is_refused():
             Bench().restore(1, data[:cut], CLUSTER)
 
 
-def test_restoring_is_told_each_time():
+def test_restored_callback_runs_on_each_restore():
     machine = Bench()
     assert (machine.restored, replica_of(machine).restored) == (1, 2)
 
 
-def test_what_a_newer_program_wrote_is_refused_with_its_place_and_changes_nothing(monkeypatch):
+def test_newer_feature_level_raises_unknown_version_with_location_and_changes_nothing(monkeypatch):
     monkeypatch.setattr(feature_level, "LATEST", 2)
     newer = Bench()
     newer.do(RaiseFeatureLevel(2))

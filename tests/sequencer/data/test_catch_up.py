@@ -1,4 +1,4 @@
-"""Input that this node does not have comes from the peers that do: real files, real peers on the loopback."""
+"""Catch-up: a node fetches missing input from real peers over loopback."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def never_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_held")
-def test_input_that_a_peer_has_is_fetched_though_the_cluster_has_merged_it_and_nobody_else_has(
+def test_merged_input_held_by_single_peer_is_fetched(
     bench: Bench,
 ) -> None:
     bench.give("n3", range(bench.segments))
@@ -181,7 +181,7 @@ def test_input_that_a_peer_has_is_fetched_though_the_cluster_has_merged_it_and_n
 
 
 @pytest.mark.usefixtures("never_held")
-def test_of_input_that_no_node_has_alone_each_range_comes_from_the_one_that_has_it(bench: Bench) -> None:
+def test_missing_ranges_are_fetched_from_the_peer_holding_each(bench: Bench) -> None:
     middle = bench.segments // 2
     bench.give("n2", range(middle))
     bench.give("n3", range(middle, bench.segments))
@@ -194,7 +194,7 @@ def test_of_input_that_no_node_has_alone_each_range_comes_from_the_one_that_has_
 
 
 @pytest.mark.usefixtures("never_held")
-def test_bytes_that_went_bad_on_a_peer_are_taken_from_another_one(bench: Bench) -> None:
+def test_ranges_corrupt_on_one_peer_are_fetched_from_another(bench: Bench) -> None:
     for peer in ("n2", "n3"):
         bench.give(peer, range(bench.segments))
     for roll in range(bench.segments):
@@ -211,7 +211,7 @@ def test_bytes_that_went_bad_on_a_peer_are_taken_from_another_one(bench: Bench) 
 
 
 @pytest.mark.usefixtures("never_held")
-def test_while_no_peer_has_the_input_or_is_ahead_the_merger_is_not_held_and_goes_on_once_one_has(
+def test_merging_resumes_once_a_peer_has_the_missing_input(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
@@ -225,7 +225,7 @@ def test_while_no_peer_has_the_input_or_is_ahead_the_merger_is_not_held_and_goes
 
 
 @pytest.mark.usefixtures("never_held")
-def test_input_that_comes_while_the_peers_are_asked_is_not_reported_as_missing(
+def test_input_arriving_while_peers_are_asked_is_not_reported_missing(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = CatchUp._merged_ends
@@ -256,7 +256,7 @@ def test_input_that_comes_while_the_peers_are_asked_is_not_reported_as_missing(
 
 
 @pytest.mark.usefixtures("never_held")
-def test_the_only_peer_with_the_input_is_given_more_time_as_long_as_it_is_too_slow(
+def test_silence_timeout_doubles_while_only_peer_with_input_is_too_slow(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine where each of its messages takes 5 s."""
@@ -287,9 +287,7 @@ def test_the_only_peer_with_the_input_is_given_more_time_as_long_as_it_is_too_sl
 
 
 @pytest.mark.usefixtures("never_held")
-def test_a_peer_that_was_silent_is_asked_after_the_others(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_peer_is_asked_after_other_peers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each session would wait for it first, as long as it takes to call it silent."""
     bench.give("n3", range(bench.segments))
     wanted = plan_ranges(bench.plans, lambda _: False)[0]
@@ -319,7 +317,7 @@ def test_a_peer_that_was_silent_is_asked_after_the_others(
 
 
 @pytest.mark.usefixtures("never_held")
-def test_a_node_that_cannot_read_its_certificate_now_goes_on_and_asks_its_peers_later(
+def test_unreadable_certificate_delays_fetch_and_node_continues(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where it has no descriptor left."""
@@ -341,7 +339,7 @@ def test_a_node_that_cannot_read_its_certificate_now_goes_on_and_asks_its_peers_
 
 
 @pytest.mark.usefixtures("never_held")
-def test_a_copy_that_is_shorter_than_it_was_is_made_up_for_by_a_peer(bench: Bench) -> None:
+def test_truncated_replica_is_completed_from_peer(bench: Bench) -> None:
     bench.give("n2", range(bench.segments))
     mine = Path(bench.config.sessions_directory) / "1"
     replica = session_copy(REAL, str(mine), bench.path)
@@ -356,7 +354,7 @@ def test_a_copy_that_is_shorter_than_it_was_is_made_up_for_by_a_peer(bench: Benc
     asyncio.run(play())
 
 
-def test_input_that_no_peer_keeps_does_not_have_all_that_comes_after_it_fetched_into_memory(
+def test_ranges_fetched_ahead_are_bounded_in_memory_while_next_input_is_missing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Peers have trimmed what the first plan needs, and keep what later plans need."""
@@ -390,7 +388,7 @@ def test_input_that_no_peer_keeps_does_not_have_all_that_comes_after_it_fetched_
     assert max(most) <= bytes_max + largest
 
 
-def test_where_no_peer_has_what_comes_next_merged_bytes_are_copied_though_peers_have_what_comes_later(
+def test_merged_bytes_are_copied_when_no_peer_has_next_input_but_peers_have_later_input(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a stream flows there is always more of that: the node does not wait until all of it came."""
@@ -424,7 +422,7 @@ def test_where_no_peer_has_what_comes_next_merged_bytes_are_copied_though_peers_
     assert len(first) > 2
 
 
-def test_merged_bytes_are_copied_only_as_long_as_a_peer_may_have_more(
+def test_copying_of_merged_bytes_ends_when_no_more_may_arrive(
     bench: Bench, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_pull, "IDLE_S", 0.05)
@@ -475,7 +473,7 @@ def test_a_copy_goes_on_without_waiting_for_a_silent_peer_if_another_one_has_mor
     assert cancelled == [silent]
 
 
-def test_a_copy_that_is_followed_gets_what_comes_to_the_peer_until_nothing_more_does(
+def test_following_session_fetch_receives_new_bytes_until_peer_is_idle(
     bench: Bench, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_pull, "SILENCE_S", 0.5)

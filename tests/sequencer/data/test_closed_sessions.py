@@ -1,4 +1,4 @@
-"""Sessions that are closed or forgotten, and the removal of their replicas."""
+"""Closed and forgotten sessions, the removal of their replicas, and what their publishers may send."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def standing_with(*instructions: int) -> pb.ToData:
 
 
 @pytest.mark.parametrize("lacking", ["here", "a majority"])
-def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_and_on_a_majority(
+def test_replica_of_closed_session_is_removed_once_merged_durably_here_and_on_majority(
     config, tmp_path, lacking: str
 ):
     lagging = Lagging(config, tmp_path / "publisher")
@@ -91,7 +91,7 @@ def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_
     asyncio.run(play())
 
 
-def test_a_copy_without_a_record_is_removed_at_the_start_but_not_before_all_is_merged_here(config, tmp_path):
+def test_replica_of_forgotten_session_is_removed_after_start_only_once_all_is_merged(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     state = closed_with(lagging)
     must(Forgotten, apply(state, Forget((1,))))
@@ -113,7 +113,7 @@ def test_a_copy_without_a_record_is_removed_at_the_start_but_not_before_all_is_m
     asyncio.run(play())
 
 
-def test_a_copy_that_cannot_be_removed_keeps_no_other_one_and_is_told_of_once(
+def test_replica_that_cannot_be_removed_blocks_no_other_and_is_logged_once(
     config, tmp_path, caplog, monkeypatch
 ):
     sessions = Path(config.sessions_directory)
@@ -148,7 +148,7 @@ def test_a_copy_that_cannot_be_removed_keeps_no_other_one_and_is_told_of_once(
     assert [one.getMessage().count("closed_replica_not_removed") for one in caplog.records].count(1) == 2
 
 
-def test_a_copy_has_another_name_durably_before_the_first_file_of_it_goes(config, monkeypatch):
+def test_replica_is_renamed_durably_before_its_files_are_removed(config, monkeypatch):
     sessions = Path(config.sessions_directory)
     state = new_state()
     do_open(state)
@@ -171,7 +171,7 @@ def test_a_copy_has_another_name_durably_before_the_first_file_of_it_goes(config
     assert done == ["rename", "sync", "remove"]
 
 
-def test_what_is_left_of_a_removed_copy_goes_later_if_it_cannot_go_now(config, monkeypatch):
+def test_renamed_replica_is_removed_later_after_removal_fails(config, monkeypatch):
     sessions = Path(config.sessions_directory)
     state = new_state()
     do_open(state)
@@ -197,7 +197,7 @@ def test_what_is_left_of_a_removed_copy_goes_later_if_it_cannot_go_now(config, m
     assert [path.name for path in sessions.iterdir() if path.is_dir()] == []
 
 
-def test_a_snapshot_has_nothing_removed_in_the_event_loop(config, monkeypatch):
+def test_replica_removal_runs_outside_the_event_loop(config, monkeypatch):
     gone = Path(config.sessions_directory) / "gone.7"
     gone.mkdir(parents=True)
     loops: list[bool] = []
@@ -223,7 +223,7 @@ def hello_of(number: int, session: str = "feed") -> PushHello:
     return PushHello("s", session, number.to_bytes(16))
 
 
-def test_a_publisher_beyond_the_limit_is_told_so_and_nothing_is_proposed(config):
+def test_session_limit_raises_too_many_sessions_without_proposal(config):
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -241,7 +241,7 @@ def test_a_publisher_beyond_the_limit_is_told_so_and_nothing_is_proposed(config)
     asyncio.run(play())
 
 
-def test_of_a_closed_session_only_the_next_start_is_taken_and_a_forgotten_one_never(config):
+def test_closed_session_accepts_next_run_and_forgotten_session_raises_fenced(config):
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -266,9 +266,7 @@ def test_of_a_closed_session_only_the_next_start_is_taken_and_a_forgotten_one_ne
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_a_publisher_whose_last_run_was_closed_without_it_begins_with_the_next_run_on_every_node(
-    config, tmp_path, is_here: bool
-):
+def test_publisher_starts_at_next_run_after_last_run_was_closed(config, tmp_path, is_here: bool):
     """Its disk still holds what it had not sent of the closed run. Another node had the next run opened."""
     lagging = Lagging(config, tmp_path / "publisher")
     state = closed_with(lagging)
@@ -299,7 +297,7 @@ def test_a_publisher_whose_last_run_was_closed_without_it_begins_with_the_next_r
     asyncio.run(play())
 
 
-def test_of_a_closed_run_all_before_its_end_is_taken_and_what_is_after_it_ends_no_publisher(config, tmp_path):
+def test_closed_run_accepts_bytes_up_to_its_end_and_later_bytes_raise_unreachable(config, tmp_path):
     """The publisher may have begun another run: where it goes on, the next stream is told."""
     lagging = Lagging(config, tmp_path / "publisher")
     items = items_of(REAL, lagging.publisher_path)

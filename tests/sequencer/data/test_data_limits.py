@@ -1,4 +1,4 @@
-"""What a node's processes allow themselves."""
+"""Resource limits of a node's processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def limits() -> Iterator[tuple[int, int]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_child_may_open_as_many_files_as_the_system_allows(limits):
+def test_open_file_limit_is_raised_to_hard_limit(limits):
     _, hard = limits
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
     allow_many_files()

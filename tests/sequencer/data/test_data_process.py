@@ -1,4 +1,4 @@
-"""The data process alone, with a control process that the test plays."""
+"""The data process alone, with a control process played by the test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from sequencer.state.write_plan import SessionEnd
 
 
 @pytest.mark.parametrize(("epoch", "ends"), [(1, False), (2, False), (epoch_of(1 << 16, 7), True)])
-def test_the_process_begins_anew_where_control_comes_back_from_a_force(
+def test_data_process_restarts_on_snapshot_of_forced_epoch(
     config: NodeConfig, epoch: int, ends: bool
 ) -> None:
     async def play() -> None:
@@ -72,7 +72,7 @@ def test_the_process_begins_anew_where_control_comes_back_from_a_force(
     asyncio.run(play())
 
 
-def test_the_process_ends_where_the_cluster_went_on_without_its_data(config: NodeConfig) -> None:
+def test_data_process_fails_with_cluster_mismatch_after_reset_without_its_data(config: NodeConfig) -> None:
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -86,7 +86,7 @@ def test_the_process_ends_where_the_cluster_went_on_without_its_data(config: Nod
     asyncio.run(play())
 
 
-def test_a_control_process_that_begins_anew_is_told_how_far_merging_is_durable(config):
+def test_restarted_control_process_receives_durable_merge_progress(config):
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -101,7 +101,7 @@ def test_a_control_process_that_begins_anew_is_told_how_far_merging_is_durable(c
     asyncio.run(play())
 
 
-def test_a_snapshot_is_decoded_once(config, monkeypatch):
+def test_snapshot_is_decoded_once(config, monkeypatch):
     """A large one takes tenths of a second, in which the event loop stands still."""
     decoded = []
 
@@ -121,7 +121,7 @@ def test_a_snapshot_is_decoded_once(config, monkeypatch):
     asyncio.run(play())
 
 
-def test_a_fence_that_came_in_a_snapshot_is_answered_also_by_a_copy_that_is_open(config):
+def test_fence_in_snapshot_is_reported_by_open_replica(config):
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -139,7 +139,7 @@ def test_a_fence_that_came_in_a_snapshot_is_answered_also_by_a_copy_that_is_open
     asyncio.run(play())
 
 
-def test_a_fence_that_is_applied_is_answered_once_the_copy_is_open(config):
+def test_applied_fence_is_reported_once_replica_is_open(config):
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -155,7 +155,7 @@ def test_a_fence_that_is_applied_is_answered_once_the_copy_is_open(config):
 
 
 @pytest.mark.parametrize(("end", "wants"), [((0, 64), False), ((1, 64), True), ((0, 128), True)])
-def test_what_a_node_lacks_of_a_closed_run_is_fetched_also_where_it_ends_at_the_start_of_a_segment(
+def test_missing_bytes_of_closed_run_are_fetched_even_if_it_ends_at_segment_start(
     config, monkeypatch, end, wants
 ):
     fetched: list[LogOffset] = []
@@ -186,7 +186,7 @@ def test_what_a_node_lacks_of_a_closed_run_is_fetched_also_where_it_ends_at_the_
     asyncio.run(play())
 
 
-def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, monkeypatch):
+def test_trim_is_retried_after_disk_full_without_failing_process(config, monkeypatch):
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -242,9 +242,7 @@ def _damage_merged(config: NodeConfig) -> None:
     path.write_bytes(data)
 
 
-def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_link(
-    config, control, monkeypatch
-):
+def test_merged_log_that_cannot_be_opened_ends_data_process(config, control, monkeypatch):
     say, heard = control
     _damage_merged(config)
     monkeypatch.setattr(Repairer, "on_corrupt", lambda *_: False)
@@ -261,9 +259,7 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_the_merged_log_is_opened_beside_the_event_loop_and_before_the_state_is_used(
-    config, monkeypatch, is_stopped
-):
+def test_merged_log_is_opened_off_the_event_loop_before_state_is_used(config, monkeypatch, is_stopped):
     is_opening, may_open = threading.Event(), threading.Event()
     open_files = MergedFiles.open
 
@@ -292,7 +288,7 @@ def test_the_merged_log_is_opened_beside_the_event_loop_and_before_the_state_is_
     asyncio.run(play())
 
 
-def test_each_control_process_is_told_which_list_of_members_publishers_know(config):
+def test_members_version_is_reported_once_to_each_control_process(config):
     nodes = [pb.NodeStanding(name="n1", address="localhost:1")]
     view = pb.ToData(standing=pb.Standing(node="n1", nodes=nodes, members_version=7))
 
@@ -308,7 +304,7 @@ def test_each_control_process_is_told_which_list_of_members_publishers_know(conf
     asyncio.run(play())
 
 
-def test_no_publisher_is_told_an_older_list_again_by_a_control_process_that_starts(config):
+def test_older_member_list_of_restarted_control_process_is_ignored(config):
     def view(version: int, *names: str) -> pb.ToData:
         nodes = [pb.NodeStanding(name=name, address=f"{name}:1") for name in names]
         return pb.ToData(standing=pb.Standing(node="n1", nodes=nodes, members_version=version))
@@ -328,7 +324,7 @@ def test_no_publisher_is_told_an_older_list_again_by_a_control_process_that_star
     asyncio.run(play())
 
 
-def test_a_publisher_learns_the_members_when_they_change(config, control, pki, tmp_path):
+def test_publisher_receives_member_changes(config, control, pki, tmp_path):
     say, heard = control
     endpoint = f"localhost:{config.data_port}"
 
@@ -365,7 +361,7 @@ def test_a_publisher_learns_the_members_when_they_change(config, control, pki, t
 
 
 @pytest.mark.parametrize("has_peers", [True, False])
-def test_a_merged_log_that_is_damaged_is_opened_once_it_is_good_again(config, has_peers):
+def test_corrupt_merged_log_is_opened_once_valid_again(config, has_peers):
     _damage_merged(config)
     config = with_peers(config) if has_peers else config
     path = Path(config.merged_directory) / "log.0.0"
@@ -391,7 +387,7 @@ def test_a_merged_log_that_is_damaged_is_opened_once_it_is_good_again(config, ha
     asyncio.run(play())
 
 
-def test_what_a_pull_finds_damaged_is_mended(config):
+def test_corruption_found_by_pull_is_scheduled_for_repair(config):
     class Servicer:
         async def pull(self, _requests: object, _context: object) -> None:
             raise Corrupt("a block fails its checksum", path="/nowhere/log.0.0", offset=64)
@@ -405,7 +401,7 @@ def test_what_a_pull_finds_damaged_is_mended(config):
     asyncio.run(play())
 
 
-def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_one(config):
+def test_unrepairable_replica_is_quarantined_and_disk_id_removed(config):
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -427,7 +423,7 @@ def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_o
     asyncio.run(play())
 
 
-def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config, monkeypatch):
+def test_requested_fetch_from_peer_runs_only_while_no_publisher_sends(config, monkeypatch):
     fetched: list[LogOffset] = []
 
     async def fetch(_replicas, _copy, _life, place, _stream, _channel, check, **_line) -> None:
@@ -466,7 +462,7 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
     asyncio.run(play())
 
 
-def test_a_node_that_cannot_make_what_is_merged_gets_all_that_peers_have_at_once(config, monkeypatch):
+def test_catch_up_across_gap_copies_to_latest_merged_position(config, monkeypatch):
     """Not only the next block: a stream that flows would leave it behind for ever."""
     story = Story.drawn()
     wanted: list[tuple[bool, bool]] = []
@@ -491,7 +487,7 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_that_peers_have_at_once
     asyncio.run(play())
 
 
-def test_the_cluster_of_the_state_is_that_of_the_merged_log(config):
+def test_merged_log_has_cluster_id_of_state(config):
     async def play() -> None:
         async with Played(config) as played:
             await played.say(pb.ToData(applied=pb.Applied(index=1, command=encode_command(opening()))))

@@ -1,4 +1,4 @@
-"""The data process's disk, and the commands of operators that it proposes."""
+"""The data process's disk id, its reports of joined disks, and the operator commands that it proposes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CAUGHT_UP = pb.ToData(standing=pb.Standing(is_caught_up=True))
 # Which disk it is
 
 
-def test_what_joins_are_known_is_told_behind_all_that_is_held(config):
+def test_joins_are_reported_after_all_held_segments(config):
     """So whoever heard it has heard of everything that was acknowledged before a disk joined."""
 
     async def play() -> None:
@@ -55,7 +55,7 @@ def test_what_joins_are_known_is_told_behind_all_that_is_held(config):
     asyncio.run(play())
 
 
-def test_a_copy_that_is_being_opened_is_waited_for_before_it_is_told_that_all_was(config, monkeypatch):
+def test_joins_are_reported_only_after_replicas_are_open(config, monkeypatch):
     async def play() -> None:
         state = new_state()
         do_open(state)
@@ -80,7 +80,7 @@ def test_a_copy_that_is_being_opened_is_waited_for_before_it_is_told_that_all_wa
     asyncio.run(play())
 
 
-def test_nothing_is_answered_before_what_earlier_terms_committed_was_heard(config, tmp_path, monkeypatch):
+def test_joins_are_reported_only_after_commands_of_earlier_terms_are_applied(config, tmp_path, monkeypatch):
     """A snapshot knows nothing of sessions that were opened behind it, whose copies are here all the same."""
 
     async def play() -> None:
@@ -104,7 +104,7 @@ def test_nothing_is_answered_before_what_earlier_terms_committed_was_heard(confi
     asyncio.run(play())
 
 
-def test_what_the_last_control_process_was_to_be_answered_is_not_told_the_next(config, monkeypatch):
+def test_pending_joins_report_is_dropped_when_control_process_is_lost(config, monkeypatch):
     async def play() -> None:
         monkeypatch.setattr(opening_module, "POLL_S", 0.001)
         async with Played(config) as played:
@@ -120,7 +120,7 @@ def test_what_the_last_control_process_was_to_be_answered_is_not_told_the_next(c
     asyncio.run(play())
 
 
-def test_the_disk_is_the_same_after_a_restart_and_another_one_if_it_was_lost(config):
+def test_disk_id_survives_restart_and_changes_after_disk_loss(config):
     def disk() -> bytes:
         return DataProcess(config)._hello().disk
 
@@ -133,7 +133,7 @@ def test_the_disk_is_the_same_after_a_restart_and_another_one_if_it_was_lost(con
     assert first == again != other
 
 
-def test_a_disk_whose_name_cannot_be_read_is_damaged(tmp_path):
+def test_unreadable_disk_id_raises_corrupt(tmp_path):
     known = open_disk_id(str(tmp_path / "sessions"))
     path = tmp_path / "sessions" / "disk"
     for damaged in (b"", path.read_bytes()[:-1], bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]):
@@ -147,9 +147,7 @@ def test_a_disk_whose_name_cannot_be_read_is_damaged(tmp_path):
 # Commands of operators
 
 
-def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came_of_it_is_told(
-    config, monkeypatch
-):
+def test_operator_command_is_proposed_until_decided_and_returns_result(config, monkeypatch):
     monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
 
     async def play() -> None:
@@ -179,7 +177,7 @@ def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came
     asyncio.run(play())
 
 
-def test_a_request_that_lapsed_by_a_clock_ahead_of_the_nodes_is_made_again_by_that_clock(config, monkeypatch):
+def test_request_expired_by_leader_clock_is_proposed_again_with_that_clock(config, monkeypatch):
     """Clocks were set right: the leader has heard of it, this node has not."""
     monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
 
@@ -203,7 +201,7 @@ def test_a_request_that_lapsed_by_a_clock_ahead_of_the_nodes_is_made_again_by_th
     asyncio.run(play())
 
 
-def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, monkeypatch):
+def test_expired_operator_command_raises_timeout_and_is_never_applied(config, monkeypatch):
     monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
     clock = [0.0]
     monkeypatch.setattr(
@@ -240,7 +238,7 @@ def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, mon
     asyncio.run(play())
 
 
-def test_of_what_was_decided_in_a_snapshot_nobody_says_that_nothing_was_changed(config, monkeypatch):
+def test_command_decided_in_snapshot_raises_timeout_with_unknown_outcome(config, monkeypatch):
     monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
     monkeypatch.setattr(command_client, "DECIDED_S", 0.0)
 

@@ -1,4 +1,4 @@
-"""Resets in the data process: what a hard one does to files, and what operators are told of either."""
+"""Resets in the data process: files that a hard reset deletes, merging after it, and reset status."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def kept(tmp_path: Path) -> Kept:
     return Kept(tmp_path)
 
 
-def test_a_node_lets_go_of_copies_and_merged_bytes_and_says_what_was_not_merged(kept: Kept) -> None:
+def test_hard_reset_deletes_replicas_and_merged_log_and_records_dropped_ranges(kept: Kept) -> None:
     reset(kept.state)
     found = kept.hard_resetter()
     assert found.is_due(kept.state)
@@ -116,13 +116,13 @@ def test_a_node_lets_go_of_copies_and_merged_bytes_and_says_what_was_not_merged(
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_without_a_hard_reset_nothing_goes(kept: Kept, is_reset: bool) -> None:
+def test_hard_resetter_is_not_due_without_hard_reset(kept: Kept, is_reset: bool) -> None:
     if is_reset:
         reset(kept.state, is_hard=False)
     assert not kept.hard_resetter().is_due(kept.state)
 
 
-def test_a_session_that_is_newer_than_the_reset_is_kept(kept: Kept) -> None:
+def test_hard_reset_keeps_session_newer_than_reset(kept: Kept) -> None:
     cleared = ClearedRange(2, 0, 3, 2)
     reset(kept.state)
     kept.state.cleared = cleared
@@ -133,7 +133,7 @@ def test_a_session_that_is_newer_than_the_reset_is_kept(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("step", ["_trim", "_record"])
-def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
+def test_hard_reset_completes_with_full_record_after_crash(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     reset(kept.state)
@@ -156,7 +156,7 @@ def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
     assert kept.is_trimmed()
 
 
-def test_what_a_reset_that_did_not_end_has_deleted_is_in_the_record_of_the_next_one(
+def test_hard_reset_record_includes_deletions_of_interrupted_reset(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reset(kept.state)
@@ -178,7 +178,7 @@ def test_what_a_reset_that_did_not_end_has_deleted_is_in_the_record_of_the_next_
     assert [(one.session_id, one.end) for one in found.done.dropped] == [(1, 30), (2, 30), (3, 30)]
 
 
-def test_a_node_that_was_away_for_two_resets_does_both_at_once(kept: Kept) -> None:
+def test_two_missed_hard_resets_are_done_at_once(kept: Kept) -> None:
     reset(kept.state)
     do_open(kept.state, "feed1", run=1)
     reset(kept.state, 3)
@@ -188,7 +188,7 @@ def test_a_node_that_was_away_for_two_resets_does_both_at_once(kept: Kept) -> No
     assert kept.replicas == []
 
 
-def test_a_merged_log_that_cannot_be_opened_goes_whole(kept: Kept) -> None:
+def test_hard_reset_deletes_merged_log_if_unreadable(kept: Kept) -> None:
     (kept.merged / "log.0.0").write_bytes(b"x" * 4096)
     reset(kept.state)
     kept.hard_resetter().clear(kept.state)
@@ -196,7 +196,7 @@ def test_a_merged_log_that_cannot_be_opened_goes_whole(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("crash_at", [None, "_unmerged", "_record"])
-def test_a_full_disk_is_freed_by_the_merged_log_before_anything_is_recorded(
+def test_hard_reset_on_full_disk_frees_merged_log_before_writing_record(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, crash_at: str | None
 ) -> None:
     """No new file fits as long as there is a merged log."""
@@ -228,7 +228,7 @@ def test_a_full_disk_is_freed_by_the_merged_log_before_anything_is_recorded(
     assert (kept.replicas, kept.merged.exists()) == ([], False)
 
 
-def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> None:
+def test_hard_reset_keeps_merged_segments_of_new_epoch(kept: Kept) -> None:
     shutil.rmtree(kept.merged)
     log = MergedLogBuilder(kept.merged, cluster_id=CLUSTER, stream="s", run=2)
     log.merge_all([str(kept.sessions / "1")])
@@ -239,7 +239,7 @@ def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> N
     assert (kept.merged / "log.2.0").stat().st_size > 64
 
 
-def test_a_note_that_cannot_be_read_is_damage(kept: Kept) -> None:
+def test_malformed_hard_reset_record_raises_corrupt(kept: Kept) -> None:
     (kept.sessions / FILE).write_text('{"epoch": 2}')
     with pytest.raises(Corrupt):
         kept.hard_resetter()
@@ -261,7 +261,7 @@ def story() -> Story:
 
 
 @pytest.mark.parametrize("merged", [0, 2, 6])
-def test_merging_begins_anew_wherever_this_node_had_come_to(story: Story, merged: int) -> None:
+def test_merger_restarts_at_cleared_position_from_any_progress(story: Story, merged: int) -> None:
     disk = MemoryDisk()
     story.put_sessions(disk)
     merger = open_merger(disk, story)
@@ -287,7 +287,7 @@ def test_merging_begins_anew_wherever_this_node_had_come_to(story: Story, merged
         merger.close()
 
 
-def test_a_log_that_lacks_the_beginning_of_the_new_epoch_has_a_gap(story: Story) -> None:
+def test_merger_reports_gap_if_start_of_new_epoch_is_missing(story: Story) -> None:
     merger = open_merger(MemoryDisk(), story)
     try:
         merger.start([], story.end, story.reached, story.state.cleared)
@@ -312,7 +312,7 @@ def cleared_story() -> tuple[Story, MergeProgress]:
     return story, MergeProgress(last.instruction, last.chain, last.total_bytes, story.state.position)
 
 
-def test_behind_a_hard_reset_instructions_that_write_nothing_are_durable() -> None:
+def test_instructions_without_bytes_after_hard_reset_become_durable() -> None:
     story, reached = cleared_story()
     disk = MemoryDisk()
     merger = open_merger(disk, story)
@@ -326,7 +326,7 @@ def test_behind_a_hard_reset_instructions_that_write_nothing_are_durable() -> No
         merger.close()
 
 
-def test_a_new_disk_goes_on_where_the_first_thing_is_an_instruction_that_writes_nothing() -> None:
+def test_merger_on_new_disk_continues_after_first_instruction_without_bytes() -> None:
     story, reached = cleared_story()
     empty = without_bytes(story.state)
     must(RunOpened, apply(story.state, opening("p0", run=1, newest=1)))
@@ -345,7 +345,7 @@ def test_a_new_disk_goes_on_where_the_first_thing_is_an_instruction_that_writes_
         merger.close()
 
 
-def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node() -> None:
+def test_instruction_without_bytes_after_hard_reset_does_not_change_merged_files() -> None:
     story, reached = cleared_story()
     cleared = story.state.cleared
     empty = without_bytes(story.state)
@@ -372,7 +372,7 @@ def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node()
     assert len(files[0][SegmentId(7, 0)]) == story.end.offset
 
 
-def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_run_before_anything_is_written() -> None:
+def test_merger_reports_no_gap_if_forced_reset_follows_instruction_without_bytes() -> None:
     story, _ = cleared_story()
     empty = without_bytes(story.state)
     must(ClusterReset, apply(story.state, ResetCluster(False, 1 << 16, 77, REQUEST, "n1")))
@@ -393,7 +393,7 @@ def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_run_before_anythi
         merger.close()
 
 
-def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_run() -> None:
+def test_merger_continues_in_new_segment_after_forced_soft_reset() -> None:
     story = Story.drawn()
     must(ClusterReset, apply(story.state, ResetCluster(False, 1 << 16, 77, REQUEST, "n1")))
     written = story.sessions[1]
@@ -416,7 +416,7 @@ def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_run() -> Non
 # Pushes
 
 
-def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> None:
+def test_opening_finished_run_raises_unreachable_instead_of_fenced() -> None:
     """A node that is slow proposes to open an X behind which others have gone on already."""
     state = new_state()
     session_id = do_open(state, "a", run=0)
@@ -453,7 +453,7 @@ def intakes_of(state: SequencerState) -> SessionIngest:
     return SessionIngest(follower, None, 3, lambda _: None, lambda: True)  # type: ignore[arg-type]
 
 
-def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_last() -> None:
+def test_start_offset_after_reset_is_next_run_and_old_run_is_fenced() -> None:
     state = new_state()
     session_id = do_open(state, "a", run=3)
     do_merge(state, piece(session_id, run=3))
@@ -514,7 +514,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reset_service, "PROPOSE_AGAIN_S", 0.001)
 
 
-def test_a_reset_runs_until_this_node_is_in_the_next_epoch(tmp_path: Path) -> None:
+def test_reset_status_is_running_until_node_enters_next_epoch(tmp_path: Path) -> None:
     async def play() -> None:
         desk = Desk(tmp_path)
         assert desk.resets.status().state == "idle"
@@ -536,7 +536,7 @@ def test_a_reset_runs_until_this_node_is_in_the_next_epoch(tmp_path: Path) -> No
     asyncio.run(play())
 
 
-def test_a_node_that_asked_for_a_reset_tells_of_a_later_one_that_another_node_asked_for(
+def test_reset_status_shows_later_reset_requested_by_another_node(
     tmp_path: Path,
 ) -> None:
     async def play() -> None:
@@ -559,7 +559,7 @@ def test_a_node_that_asked_for_a_reset_tells_of_a_later_one_that_another_node_as
     asyncio.run(play())
 
 
-def test_every_node_and_a_process_that_was_started_again_tell_the_same(tmp_path: Path) -> None:
+def test_reset_status_is_derived_from_replicated_state(tmp_path: Path) -> None:
     async def play() -> None:
         desk = Desk(tmp_path, epoch=2)
         reset(desk.state, is_hard=False)
@@ -569,7 +569,7 @@ def test_every_node_and_a_process_that_was_started_again_tell_the_same(tmp_path:
     asyncio.run(play())
 
 
-def test_a_hard_reset_is_done_when_this_node_has_let_go_of_its_files_and_says_what_they_held(
+def test_hard_reset_status_is_done_with_dropped_ranges_after_files_are_deleted(
     tmp_path: Path,
 ) -> None:
     kept = Kept(tmp_path)
@@ -593,7 +593,7 @@ def test_a_hard_reset_is_done_when_this_node_has_let_go_of_its_files_and_says_wh
     asyncio.run(play())
 
 
-def test_of_two_that_are_asked_for_on_two_nodes_the_second_fails(tmp_path: Path) -> None:
+def test_reset_fails_if_another_reset_is_applied_first(tmp_path: Path) -> None:
     async def play() -> None:
         desk = Desk(tmp_path)
         await desk.resets.begin("soft", force=False)
@@ -605,9 +605,7 @@ def test_of_two_that_are_asked_for_on_two_nodes_the_second_fails(tmp_path: Path)
     asyncio.run(play())
 
 
-def test_a_reset_that_nobody_applies_fails_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reset_fails_if_not_applied_before_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reset_service, "GIVE_UP_S", 0.01)
 
     async def play() -> None:
@@ -622,7 +620,7 @@ def test_a_reset_that_nobody_applies_fails_in_the_end(
     asyncio.run(play())
 
 
-def test_without_a_leader_only_force_goes_on_and_what_it_may_lose_is_said_first(tmp_path: Path) -> None:
+def test_reset_without_leader_needs_force_and_warns_of_possible_loss(tmp_path: Path) -> None:
     async def play() -> None:
         desk = Desk(tmp_path, leader="")
         with pytest.raises(ResetRefused, match="no majority") as refused:
@@ -646,7 +644,7 @@ def test_without_a_leader_only_force_goes_on_and_what_it_may_lose_is_said_first(
     asyncio.run(play())
 
 
-def test_a_forced_one_that_control_refuses_is_refused(tmp_path: Path) -> None:
+def test_forced_reset_rejected_by_control_raises_reset_refused(tmp_path: Path) -> None:
     async def play() -> None:
         desk = Desk(tmp_path, leader="")
         asking = asyncio.ensure_future(desk.resets.begin("soft", force=True))

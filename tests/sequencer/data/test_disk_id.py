@@ -1,4 +1,4 @@
-"""Which disk the copies are on: whoever was told the id is told it again, whatever happens in between."""
+"""The id of a data directory's disk: once returned, it stays the same across kills and power cuts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SESSIONS = "/node/s/sessions"
 
 
 @pytest.mark.parametrize("change", range(1, 13))
-def test_an_id_that_was_told_survives_a_power_cut_also_if_who_made_it_was_killed(
+def test_returned_disk_id_survives_power_cut_after_interrupted_creation(
     change: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = MemoryDisk()

@@ -1,4 +1,4 @@
-"""Data directories and forced epochs: what is here of before is not what the cluster goes on with."""
+"""Check of data directories against forced epochs: data of another epoch is rejected or quarantined."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def joined() -> SequencerState:
     return state
 
 
-def test_without_a_force_all_goes_on(tmp_path: Path) -> None:
+def test_epoch_check_passes_without_forced_reset(tmp_path: Path) -> None:
     Node(tmp_path).check(joined())
 
 
-def test_the_node_that_was_forced_goes_on_with_what_it_has(tmp_path: Path) -> None:
+def test_epoch_check_on_forcing_node_passes_and_keeps_merged_log(tmp_path: Path) -> None:
     node, state = Node(tmp_path), forced("n2", state=joined())
     node.check(state)
     node.check(state)
@@ -63,7 +63,7 @@ def test_the_node_that_was_forced_goes_on_with_what_it_has(tmp_path: Path) -> No
     assert (node.merged / "log.0.0").exists()
 
 
-def test_what_is_here_of_before_a_force_elsewhere_ends_the_node(tmp_path: Path) -> None:
+def test_epoch_check_raises_cluster_mismatch_if_data_predates_forced_reset(tmp_path: Path) -> None:
     node = Node(tmp_path)
     with pytest.raises(ClusterMismatch, match="Empty the node's Raft and data directories"):
         node.check(forced(state=joined()))
@@ -71,7 +71,7 @@ def test_what_is_here_of_before_a_force_elsewhere_ends_the_node(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("later", [None, b"S" * 16])
-def test_what_is_here_of_a_forced_epoch_is_not_of_another_or_of_none(
+def test_epoch_check_raises_cluster_mismatch_if_forced_epoch_differs(
     tmp_path: Path, later: bytes | None
 ) -> None:
     node = Node(tmp_path, is_empty=True)
@@ -82,7 +82,7 @@ def test_what_is_here_of_a_forced_epoch_is_not_of_another_or_of_none(
         node.check(joined() if later is None else forced(request=later, state=joined()))
 
 
-def test_what_came_to_a_disk_that_had_not_joined_is_set_aside(
+def test_epoch_check_quarantines_data_of_unjoined_disk_despite_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, state = Node(tmp_path), forced()
@@ -106,14 +106,14 @@ def test_what_came_to_a_disk_that_had_not_joined_is_set_aside(
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 20, bytes(21)])
-def test_a_note_of_the_force_that_cannot_be_read_is_damage(tmp_path: Path, content: bytes) -> None:
+def test_malformed_forced_epoch_file_raises_corrupt(tmp_path: Path, content: bytes) -> None:
     node = Node(tmp_path)
     (node.sessions / FILE).write_bytes(content)
     with pytest.raises(Corrupt):
         node.check(new_state())
 
 
-def test_a_directory_that_cannot_be_listed_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
+def test_missing_sessions_directory_raises_storage_error_with_its_name(tmp_path: Path) -> None:
     node = Node(tmp_path, is_empty=True)
     belonging = EpochGuard("n2", DISK, str(node.sessions), str(node.merged))
     node.sessions.rmdir()

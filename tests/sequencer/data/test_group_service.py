@@ -1,4 +1,4 @@
-"""The positions of groups over gRPC's service: whose they are, and what comes of a request."""
+"""The gRPC service for group positions: reads, acknowledgments, ownership, limits and resets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def test_positions_move_forward_only_and_are_read_back(cluster: Cluster) -> None:
+def test_group_positions_only_advance_and_are_returned(cluster: Cluster) -> None:
     assert cluster.acknowledge() == {}
     assert cluster.acknowledge(p0=0, p1=7) == {"p0": 0, "p1": 7}
     assert cluster.acknowledge(p0=5, p1=3) == {"p0": 5, "p1": 7}, "what is late changes nothing"
@@ -63,15 +63,13 @@ def test_positions_move_forward_only_and_are_read_back(cluster: Cluster) -> None
     assert cluster.acknowledge() == {"p0": 5, "p1": 7}, "only its own"
 
 
-def test_a_proposal_that_was_lost_is_made_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_proposal_is_repeated(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_positions, "PROPOSE_AGAIN_S", 0.01)
     cluster.lost = 3
     assert cluster.acknowledge(p0=4) == {"p0": 4}
 
 
-def test_without_a_decision_the_call_ends_with_an_error(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undecided_call_raises_timeout(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_positions, "TIMEOUT_S", 0.05)
     monkeypatch.setattr(group_positions, "PROPOSE_AGAIN_S", 0.01)
     with pytest.raises(Timeout, match="workers~p0 at 2"):
@@ -80,7 +78,7 @@ def test_without_a_decision_the_call_ends_with_an_error(
         Cluster(lost=10**9).acknowledge()
 
 
-def test_a_position_beyond_the_log_is_rejected_with_the_reason(cluster: Cluster) -> None:
+def test_position_beyond_log_end_is_rejected_with_reason(cluster: Cluster) -> None:
     for before in ({}, {"p0": 1}):
         cluster.acknowledge(**before)
         with pytest.raises(ProtocolViolation, match="beyond the end of the merged log") as raised:
@@ -93,7 +91,7 @@ def test_a_position_beyond_the_log_is_rejected_with_the_reason(cluster: Cluster)
         assert cluster.acknowledge() == before, "nothing moved"
 
 
-def test_a_rejection_ends_only_the_call_that_it_is_about(cluster: Cluster) -> None:
+def test_rejected_position_fails_only_its_own_call(cluster: Cluster) -> None:
     async def both() -> list[BaseException | None]:
         wrong = asyncio.ensure_future(cluster.positions.acknowledge({"workers~p0": 101}))
         right = asyncio.ensure_future(cluster.positions.acknowledge({"workers~p0": 50}))
@@ -106,7 +104,7 @@ def test_a_rejection_ends_only_the_call_that_it_is_about(cluster: Cluster) -> No
     assert cluster.acknowledge() == {"p0": 50}
 
 
-def test_a_node_that_lags_reads_what_was_committed_before(cluster: Cluster) -> None:
+def test_read_on_lagging_node_returns_all_positions_committed_before(cluster: Cluster) -> None:
     """A member that read less could create a group again, at the end of the log, and skip messages."""
     behind = Cluster()
     behind.state.position = 40
@@ -131,7 +129,7 @@ def test_a_node_that_lags_reads_what_was_committed_before(cluster: Cluster) -> N
     assert behind.state.leases == {}
 
 
-def test_reads_at_the_same_time_are_committed_together() -> None:
+def test_concurrent_reads_share_one_proposal() -> None:
     """A certificate that asks as fast as it can must not fill the log of the consensus."""
     node, proposed = Cluster(), list[Command]()
     node.positions = GroupPositions(lambda: node.state, proposed.append)
@@ -163,7 +161,7 @@ def test_reads_at_the_same_time_are_committed_together() -> None:
     asyncio.run(read())
 
 
-def test_a_read_that_nobody_waits_for_any_more_does_not_stop_the_next_one(
+def test_cancelled_read_does_not_block_next_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(group_positions, "PROPOSE_AGAIN_S", 0.01)
@@ -179,13 +177,13 @@ def test_a_read_that_nobody_waits_for_any_more_does_not_stop_the_next_one(
     asyncio.run(read())
 
 
-def test_a_group_needs_room_for_its_holds(cluster: Cluster) -> None:
+def test_acknowledge_raises_overloaded_if_cluster_hold_limit_is_reached(cluster: Cluster) -> None:
     cluster.state.holds |= {f"n{number}": SubscriberHold(0, 1) for number in range(HOLDS_MAX)}
     with pytest.raises(Overloaded, match="hold data back"):
         cluster.acknowledge(p0=1)
 
 
-def test_one_certificate_does_not_use_up_the_holds_of_all(cluster: Cluster) -> None:
+def test_hold_limit_of_one_certificate_does_not_block_other_names(cluster: Cluster) -> None:
     partitions = {f"p{number}": 0 for number in range(HOLDS_PER_NAME_MAX)}
     assert cluster.acknowledge(**partitions) == partitions, "the largest group"
     with pytest.raises(Overloaded, match="workers~p256 is one more"):
@@ -195,7 +193,7 @@ def test_one_certificate_does_not_use_up_the_holds_of_all(cluster: Cluster) -> N
     assert isinstance(apply(cluster.state, HoldPosition("workers2~p0", 0, 1)), HoldMoved)
 
 
-def test_a_client_moves_no_positions_but_its_own(cluster: Cluster) -> None:
+def test_client_can_move_only_its_own_positions(cluster: Cluster) -> None:
     for name in ("other~p0", "workers", "workers2~p0"):
         with pytest.raises(CertificateError, match=name):
             cluster.ask({name: 1})
@@ -204,7 +202,7 @@ def test_a_client_moves_no_positions_but_its_own(cluster: Cluster) -> None:
     assert cluster.state.holds == {}
 
 
-def test_a_malformed_request_is_refused(cluster: Cluster) -> None:
+def test_malformed_request_raises_protocol_violation(cluster: Cluster) -> None:
     many = {f"workers~p{number}": 1 for number in range(POSITIONS_PER_CALL_MAX + 1)}
     with pytest.raises(ProtocolViolation, match="too many"):
         cluster.ask(many)
@@ -215,7 +213,7 @@ def test_a_malformed_request_is_refused(cluster: Cluster) -> None:
             asyncio.run(cluster.service.acknowledge(data))
 
 
-def test_a_read_says_which_resets_the_log_has_seen(cluster: Cluster) -> None:
+def test_read_reply_contains_log_epoch_and_runs(cluster: Cluster) -> None:
     def read(**positions: int) -> pb.GroupPositions:
         rows = [pb.GroupPosition(name=f"workers~{name}", position=at) for name, at in positions.items()]
         data = pb.GroupPositions(positions=rows).SerializeToString()
@@ -229,7 +227,7 @@ def test_a_read_says_which_resets_the_log_has_seen(cluster: Cluster) -> None:
     )
 
 
-def test_positions_of_the_log_before_a_forced_reset_are_refused(
+def test_positions_of_log_before_forced_reset_raise_fenced(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a member that goes on would mark messages as handled that nobody has seen."""

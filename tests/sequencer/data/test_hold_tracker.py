@@ -1,4 +1,4 @@
-"""Holds of named subscribers: what is proposed, how often, and when no more."""
+"""Holds of named subscribers: when a node proposes, repeats, confirms or drops them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wishes() -> RequestedHolds:
     return wishes
 
 
-def test_what_is_new_or_has_advanced_is_proposed_and_nothing_else(wishes: RequestedHolds) -> None:
+def test_only_new_or_advanced_holds_are_proposed(wishes: RequestedHolds) -> None:
     assert wishes.due({}, 100, 1.0) == [("sub", 10)]
     assert len(wishes) == 1
     assert wishes.due(held(10), 100, 50.0) == []
@@ -41,7 +41,7 @@ def test_what_is_new_or_has_advanced_is_proposed_and_nothing_else(wishes: Reques
     assert wishes.due(held(10), 100, 52.0) == [("sub", 11)]
 
 
-def test_what_goes_back_is_not_proposed(wishes: RequestedHolds) -> None:
+def test_lower_hold_position_is_not_proposed(wishes: RequestedHolds) -> None:
     wishes.record("sub", 5)
     assert wishes.due({}, 100, 1.0) == [("sub", 10)]
     assert wishes.due(held(10), 100, 50.0) == []
@@ -50,7 +50,7 @@ def test_what_goes_back_is_not_proposed(wishes: RequestedHolds) -> None:
     assert len(wishes) == 0
 
 
-def test_a_name_is_proposed_at_most_so_often_however_often_it_acknowledges(wishes: RequestedHolds) -> None:
+def test_hold_proposals_per_name_are_rate_limited(wishes: RequestedHolds) -> None:
     proposed = []
     for tenths in range(200):
         wishes.record("sub", 10 + tenths)
@@ -61,25 +61,25 @@ def test_a_name_is_proposed_at_most_so_often_however_often_it_acknowledges(wishe
     assert [found for _, found in proposed] == [[("sub", 10 + tenths)] for tenths in (0, 50, 100, 150)]
 
 
-def test_what_was_lost_on_the_way_is_proposed_again(wishes: RequestedHolds) -> None:
+def test_lost_hold_proposal_is_repeated(wishes: RequestedHolds) -> None:
     found = [wishes.due({}, 100, second) for second in range(1, 12)]
     assert found == [[("sub", 10)], *[[]] * 4, [("sub", 10)], *[[]] * 4, [("sub", 10)]]
 
 
-def test_nothing_is_held_beyond_the_end_of_the_log_as_it_is_known(wishes: RequestedHolds) -> None:
+def test_proposed_hold_is_limited_to_known_log_end(wishes: RequestedHolds) -> None:
     assert wishes.due({}, 4, 1.0) == [("sub", 4)]
     assert wishes.due(held(4), 4, 10.0) == []
     assert wishes.due(held(4), 8, 20.0) == [("sub", 8)]
     assert wishes.due(held(8), 90, 30.0) == [("sub", 10)]
 
 
-def test_a_log_without_messages_can_be_held_from_its_start() -> None:
+def test_empty_log_can_be_held_from_position_0() -> None:
     wishes = RequestedHolds()
     wishes.record("sub", 0)
     assert wishes.due({}, 0, 1.0) == [("sub", 0)]
 
 
-def test_of_more_names_than_there_can_be_some_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_returns_false_for_name_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold_tracker, "NAMES_MAX", 2)
     wishes = RequestedHolds()
     assert [wishes.record(name, 1) for name in ("a", "b", "c", "b")] == [True, True, False, True]
@@ -107,7 +107,7 @@ class Node:
         self.holding.on_applied(command, apply(self.state, command))
 
 
-def test_a_hold_that_was_released_comes_back_only_when_the_subscriber_says_something() -> None:
+def test_released_hold_is_proposed_again_only_after_next_acknowledgment() -> None:
     node = Node()
     node.holding.on_acknowledged("sub", 10)
     assert node.propose(1.0) == [("sub", 10)]
@@ -119,7 +119,7 @@ def test_a_hold_that_was_released_comes_back_only_when_the_subscriber_says_somet
     assert node.propose(51.0) == [("sub", 10)]
 
 
-def test_a_hold_that_is_refused_is_logged_and_waits(
+def test_rejected_hold_is_logged_and_proposed_again_after_delay(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node()
@@ -139,7 +139,7 @@ def test_a_hold_that_is_refused_is_logged_and_waits(
 
 
 @pytest.mark.parametrize("how", ["held", "released", "asked for no more"])
-def test_a_refusal_is_over_when_the_hold_is_there_or_wanted_no_more(
+def test_hold_rejection_is_cleared_if_hold_was_applied_or_is_no_longer_requested(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, now_s = Node(), 2.0
@@ -158,7 +158,7 @@ def test_a_refusal_is_over_when_the_hold_is_there_or_wanted_no_more(
     assert node.holding.refused == {}
 
 
-def test_one_more_than_can_be_noted_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_of_name_over_limit_is_reported_as_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold_tracker, "NAMES_MAX", 1)
     node = Node()
     node.holding.on_acknowledged("sub", 10)
@@ -166,7 +166,7 @@ def test_one_more_than_can_be_noted_is_told_so(monkeypatch: pytest.MonkeyPatch) 
     assert [name for name, _ in node.told] == [*node.holding.refused] == ["another"]
 
 
-def test_a_first_hold_is_confirmed_once_it_is_in_the_state() -> None:
+def test_first_hold_is_confirmed_after_it_is_applied() -> None:
     async def run() -> None:
         node = Node()
         node.holding.on_acknowledged("sub", 10)
@@ -185,7 +185,7 @@ def test_a_first_hold_is_confirmed_once_it_is_in_the_state() -> None:
     asyncio.run(run())
 
 
-def test_a_first_hold_that_is_refused_ends_the_wait_for_it() -> None:
+def test_confirmation_of_first_hold_ends_if_hold_is_rejected() -> None:
     async def run() -> None:
         node = Node()
         node.holding.on_acknowledged("sub", 10)
@@ -199,7 +199,7 @@ def test_a_first_hold_that_is_refused_ends_the_wait_for_it() -> None:
     asyncio.run(run())
 
 
-def test_without_a_leader_the_wait_for_a_first_hold_ends_with_a_warning(
+def test_confirmation_of_first_hold_ends_with_warning_without_leader(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hold_tracker, "CONFIRM_S", 0.01)
@@ -211,7 +211,7 @@ def test_without_a_leader_the_wait_for_a_first_hold_ends_with_a_warning(
     assert node.proposed == []
 
 
-def test_nothing_is_proposed_to_nobody() -> None:
+def test_hold_is_not_proposed_without_leader() -> None:
     node = Node()
     node.holding.on_acknowledged("sub", 10)
     node.follower.standing.leader = ""
@@ -220,7 +220,7 @@ def test_nothing_is_proposed_to_nobody() -> None:
     assert node.propose(1.1) == [("sub", 10)]
 
 
-def test_nothing_is_proposed_before_the_node_belongs_to_a_cluster() -> None:
+def test_hold_is_not_proposed_before_node_joins_cluster() -> None:
     node = Node()
     node.holding.on_acknowledged("sub", 10)
     for state in (None, SequencerState(bytes(16))):

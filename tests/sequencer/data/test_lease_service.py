@@ -1,4 +1,4 @@
-"""Leases over gRPC: who may hold which, and what comes of a request wherever it is asked again."""
+"""Leases over gRPC: access rights, repeated requests, limits, and the client's choice of node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return issue_certificates(tmp_path_factory.mktemp("pki"))
 
 
-def test_a_lease_is_acquired_renewed_seen_and_released_over_any_node(pki: Path) -> None:
+def test_lease_is_acquired_renewed_listed_and_released_over_any_node(pki: Path) -> None:
     async def work() -> None:
         cluster = Cluster()
         async with (
@@ -61,7 +61,7 @@ def test_a_lease_is_acquired_renewed_seen_and_released_over_any_node(pki: Path) 
     run(work)
 
 
-def test_who_has_no_such_group_or_is_somebody_else_gets_nothing(pki: Path) -> None:
+def test_lease_calls_for_foreign_owner_or_group_are_rejected(pki: Path) -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.state.leases["third/x"] = LeaseState("h2", 1, 1000, REQUEST, 0)
@@ -121,7 +121,7 @@ def service(cluster: Cluster) -> LeaseService:
     ],
     ids=range(12),
 )
-def test_what_nobody_may_ask_for_is_refused_before_anything_is_proposed(data: bytes) -> None:
+def test_invalid_lease_request_is_rejected_without_proposal(data: bytes) -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
@@ -132,7 +132,7 @@ def test_what_nobody_may_ask_for_is_refused_before_anything_is_proposed(data: by
     run(work)
 
 
-def test_a_request_that_comes_again_over_another_node_gets_what_it_got(pki: Path) -> None:
+def test_lease_request_repeated_over_another_node_gets_same_tokens(pki: Path) -> None:
     async def work() -> None:
         cluster = Cluster()
         one, other = service(cluster), service(cluster)
@@ -144,7 +144,7 @@ def test_a_request_that_comes_again_over_another_node_gets_what_it_got(pki: Path
     run(work)
 
 
-def test_what_is_lost_is_proposed_again_and_what_is_decided_late_is_heard(
+def test_lease_request_is_proposed_again_until_decided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leasing_module, "PROPOSE_AGAIN_S", 0.01)
@@ -168,7 +168,7 @@ def test_what_is_lost_is_proposed_again_and_what_is_decided_late_is_heard(
 IDENTITY = Identity("s", "subscriber", "h1", frozenset(), frozenset({"app"}))
 
 
-def test_what_is_not_decided_in_time_is_told_as_late_and_is_waited_for_no_more(
+def test_undecided_lease_request_raises_timeout_and_can_be_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leasing_module, "TIMEOUT_S", 0.02)
@@ -187,7 +187,7 @@ def test_what_is_not_decided_in_time_is_told_as_late_and_is_waited_for_no_more(
 
 
 @pytest.mark.parametrize("lack", ["joined", "leader", "caught up", "control"])
-def test_a_node_that_hears_nothing_of_consensus_answers_nothing(lack: str) -> None:
+def test_lease_calls_raise_unreachable_on_node_cut_off_from_consensus(lack: str) -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
@@ -210,7 +210,7 @@ def test_a_node_that_hears_nothing_of_consensus_answers_nothing(lack: str) -> No
     run(work)
 
 
-def test_without_room_nothing_is_proposed_and_who_asks_is_told() -> None:
+def test_lease_request_over_group_limit_raises_overloaded_without_proposal() -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
@@ -223,7 +223,7 @@ def test_without_room_nothing_is_proposed_and_who_asks_is_told() -> None:
     run(work)
 
 
-def test_room_that_others_took_meanwhile_is_told_as_well() -> None:
+def test_lease_request_raises_overloaded_if_group_limit_is_reached_before_commit() -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
@@ -239,7 +239,7 @@ def test_room_that_others_took_meanwhile_is_told_as_well() -> None:
     run(work)
 
 
-def test_a_certificate_has_so_many_calls_at_a_time() -> None:
+def test_concurrent_lease_calls_per_certificate_are_limited() -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
@@ -261,7 +261,7 @@ def test_a_certificate_has_so_many_calls_at_a_time() -> None:
     run(work)
 
 
-def test_a_node_answers_so_many_requests_at_a_time() -> None:
+def test_concurrent_lease_requests_per_node_are_limited() -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
@@ -281,7 +281,7 @@ def test_a_node_answers_so_many_requests_at_a_time() -> None:
     run(work)
 
 
-def test_writes_to_tables_do_not_keep_leases_from_being_renewed() -> None:
+def test_lease_request_is_granted_while_table_writes_are_at_limit() -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
@@ -304,7 +304,7 @@ def test_writes_to_tables_do_not_keep_leases_from_being_renewed() -> None:
     run(work)
 
 
-def test_a_write_is_proposed_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_write_is_proposed_again_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
@@ -333,7 +333,7 @@ class Refusing(LeaseCalls):
         return pb.LeaseList().SerializeToString()
 
 
-def test_what_one_node_refuses_another_may_answer_and_what_all_refuse_is_raised() -> None:
+def test_lease_call_tries_other_nodes_after_rejection_and_raises_if_all_reject() -> None:
     async def work() -> None:
         calls = Refusing(2)
         assert await calls.held("app/") == []
@@ -365,7 +365,7 @@ class Answering(LeaseCalls):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
-def test_calls_that_go_on_together_keep_none_of_them_from_the_node_that_answers(count: int) -> None:
+def test_concurrent_lease_calls_all_reach_answering_node_in_first_round(count: int) -> None:
     async def work() -> None:
         calls = Answering("b:1")
         assert (
@@ -377,7 +377,7 @@ def test_calls_that_go_on_together_keep_none_of_them_from_the_node_that_answers(
     run(work)
 
 
-def test_what_one_node_refuses_again_and_again_is_not_what_all_refuse(
+def test_lease_call_keeps_trying_while_only_one_node_rejects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lease_calls, "PAUSE_S", 0.001)
@@ -407,7 +407,7 @@ class Failing(LeaseCalls):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations("abcd")))
-def test_of_several_failures_the_one_is_raised_that_says_most_and_that_a_retry_may_solve(
+def test_lease_call_raises_overloaded_before_other_errors_with_rejection_as_cause(
     order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = {
@@ -428,7 +428,7 @@ def test_of_several_failures_the_one_is_raised_that_says_most_and_that_a_retry_m
     run(work)
 
 
-def test_if_no_node_answers_the_error_has_the_reason_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_call_error_lists_reason_of_each_node_if_none_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = {"a:1": Unreachable("connection refused", where="a:1"), "b:1": Timeout("too late", where="b:1")}
 
     async def work(calls: Failing, kind: type[RtError], told: str) -> None:
@@ -442,7 +442,7 @@ def test_if_no_node_answers_the_error_has_the_reason_of_each(monkeypatch: pytest
     run(lambda: work(Failing(errors), Timeout, "no node answered: got b:1: too late"))
 
 
-def test_a_node_that_does_not_answer_is_passed_over_and_in_the_end_it_is_told_why(pki: Path) -> None:
+def test_lease_call_skips_unreachable_nodes_and_raises_retriable_error_if_none_answers(pki: Path) -> None:
     async def work() -> None:
         cluster = Cluster()
         async with served(pki, Node(cluster)) as endpoints:
@@ -457,7 +457,7 @@ def test_a_node_that_does_not_answer_is_passed_over_and_in_the_end_it_is_told_wh
     run(work)
 
 
-def test_the_largest_request_is_decoded_and_a_larger_one_is_not() -> None:
+def test_largest_lease_request_is_accepted_and_larger_one_is_rejected() -> None:
     async def work() -> None:
         identity = Identity("s", "subscriber", "h1", frozenset(), frozenset({"g" * 128}))
         service = LeaseService(Node(Cluster()).leasing, identify=lambda: identity)

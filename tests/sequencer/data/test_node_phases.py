@@ -1,4 +1,4 @@
-"""The steps of a node's return: which one it is at, whatever its parts say."""
+"""Phases of a starting node: how they follow from its Raft log, its merger and its lag."""
 
 from __future__ import annotations
 
@@ -47,15 +47,13 @@ COPYING = Phase("copying", 10, 50)
         (LEVEL, READY, READY),
     ],
 )
-def test_a_node_is_at_the_first_step_that_is_not_behind_it(
-    log: RaftLogView, data: Phase | None, expected: Phase
-) -> None:
+def test_node_phase_is_first_unfinished_phase(log: RaftLogView, data: Phase | None, expected: Phase) -> None:
     found = NodePhases().update(log, data, 0)
     assert found == expected
     assert found.name in PHASES
 
 
-def test_a_return_goes_through_all_steps_in_order() -> None:
+def test_starting_node_passes_all_phases_in_order() -> None:
     steps = NodePhases()
     told = [
         steps.update(log, data, now_ns)
@@ -76,7 +74,7 @@ def test_a_return_goes_through_all_steps_in_order() -> None:
     ]
 
 
-def test_a_node_that_lost_its_leader_does_not_start_again() -> None:
+def test_node_phase_stays_ready_after_leader_loss() -> None:
     steps = NodePhases()
     assert steps.update(LEVEL, READY, 0) == READY
     assert steps.update(LEVEL._replace(is_led=False), READY, 10 * PATIENCE_NS) == READY
@@ -93,11 +91,11 @@ def test_a_node_that_lost_its_leader_does_not_start_again() -> None:
         (MergedLogView(0, 0), READY),
     ],
 )
-def test_a_data_process_says_how_its_merged_log_stands(merged: MergedLogView | None, expected: Phase) -> None:
+def test_data_phase_follows_from_merged_log_state(merged: MergedLogView | None, expected: Phase) -> None:
     assert DataPhases().update(merged, 0) == expected
 
 
-def test_who_follows_a_flow_closely_keeps_up_although_the_end_is_never_reached() -> None:
+def test_lag_detector_clears_lag_of_close_follower_of_growing_log() -> None:
     pace = LagDetector()
     for second in range(100):
         now_ns = second * PATIENCE_NS // 4
@@ -105,7 +103,7 @@ def test_who_follows_a_flow_closely_keeps_up_although_the_end_is_never_reached()
         assert pace.update(second * 10, second * 10 + 15, now_ns) == (second < 2)
 
 
-def test_who_stands_still_has_fallen_behind_after_a_while_and_is_back_at_the_end_it_was_shown() -> None:
+def test_lag_detector_reports_stalled_follower_until_it_reaches_observed_end() -> None:
     pace = LagDetector()
     assert not pace.update(10, 10, 0)
     assert not pace.update(10, 12, 1)
@@ -116,7 +114,7 @@ def test_who_stands_still_has_fallen_behind_after_a_while_and_is_back_at_the_end
     assert not pace.update(13, 93, 9 * PATIENCE_NS + 2)
 
 
-def test_one_who_is_behind_a_far_end_stays_so_until_it_is_there() -> None:
+def test_lag_detector_reports_lag_until_first_observed_end_is_reached() -> None:
     pace = LagDetector()
     for done in range(0, 1000, 10):
         assert pace.update(done, 1000 + done, done * PATIENCE_NS)
@@ -132,7 +130,9 @@ def test_one_who_is_behind_a_far_end_stays_so_until_it_is_there() -> None:
         ({"damage": OSError()}, Phase("copying", 10, 40)),
     ],
 )
-def test_the_step_is_read_off_the_merger(changes: dict[str, Any], expected: Phase) -> None:
+def test_phase_reporter_derives_phase_from_merger_and_copying(
+    changes: dict[str, Any], expected: Phase
+) -> None:
     fields = {"written": SimpleNamespace(position=10), "gap": None, "damage": None, **changes}
     follower: Any = SimpleNamespace(state=None)
     merging: Any = SimpleNamespace(merger=None)
@@ -148,7 +148,7 @@ def test_the_step_is_read_off_the_merger(changes: dict[str, Any], expected: Phas
     assert stepping.poll(0) == Phase("copying", 20, 40)
 
 
-def test_control_keeps_what_the_data_process_said_until_another_one_begins() -> None:
+def test_control_keeps_reported_data_phase_until_data_process_restarts() -> None:
     holdings = DurableEnds(b"boot")
     assert data_phase(holdings.data_status) is None
     holdings.handle_report(pb.DataReport(step=pb.DataStep(step="copying", done=1, total=2)))

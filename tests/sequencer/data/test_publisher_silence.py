@@ -1,4 +1,4 @@
-"""Which publishers a node calls silent: the time it counts, what it proposes, and what its alarm says."""
+"""Silent publishers: the time that counts, the limits that a node proposes, and the alarm."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Watched:
         return [one.session for one in self.silence.silent()]
 
 
-def test_a_publisher_is_silent_from_its_deadline_on_until_a_message_comes() -> None:
+def test_publisher_is_silent_from_deadline_until_next_message() -> None:
     node = Watched()
     node.wait(LIMIT_S + GRACE_S - 1)
     assert node.silent == []
@@ -64,7 +64,7 @@ def test_a_publisher_is_silent_from_its_deadline_on_until_a_message_comes() -> N
     assert node.silent == ["a"]
 
 
-def test_without_a_promise_nothing_is_measured() -> None:
+def test_silence_is_not_measured_without_limit() -> None:
     node = Watched(promises=False)
 
     def never() -> Mapping[str, int]:
@@ -76,7 +76,7 @@ def test_without_a_promise_nothing_is_measured() -> None:
 
 
 @pytest.mark.parametrize("end", ["in order", "an operator", "a later run", "a newer directory"])
-def test_a_promise_that_ended_raises_no_alarm_on_a_node_that_learns_of_it_late(end: str) -> None:
+def test_ended_limit_raises_no_alarm_on_node_previously_cut_off(end: str) -> None:
     """The node was cut off meanwhile: what it catches up with is the committed end."""
     node = Watched()
     node.follower.standing = pb.Standing()
@@ -96,7 +96,7 @@ def test_a_promise_that_ended_raises_no_alarm_on_a_node_that_learns_of_it_late(e
 
 
 @pytest.mark.parametrize("before_s", [0, 50, 100, 200], ids=lambda seconds: f"after {seconds} s")
-def test_elections_delay_an_alarm_by_little_and_do_not_hide_it(before_s: int) -> None:
+def test_elections_delay_alarm_briefly_and_do_not_clear_it(before_s: int) -> None:
     node = Watched(promises=False)
     apply(node.state, LimitSilence(1, 0, 100_000))
     node.wait(before_s)
@@ -116,7 +116,7 @@ def test_elections_delay_an_alarm_by_little_and_do_not_hide_it(before_s: int) ->
     assert node.silent == ["a"]
 
 
-def test_a_control_process_that_is_stopped_makes_no_publisher_silent() -> None:
+def test_stopped_control_process_makes_no_publisher_silent() -> None:
     """What it knew last of the leader is out of date, and nothing that is merged is learned."""
     node = Watched()
     for second in range(100):
@@ -127,7 +127,7 @@ def test_a_control_process_that_is_stopped_makes_no_publisher_silent() -> None:
     assert node.silent == ["a"]
 
 
-def test_time_without_a_leader_and_time_in_which_the_node_was_stopped_do_not_count() -> None:
+def test_silence_excludes_time_without_leader_and_time_while_node_was_stopped() -> None:
     node = Watched()
     node.follower.standing = pb.Standing()
     node.wait(5 * LIMIT_S)
@@ -139,7 +139,7 @@ def test_time_without_a_leader_and_time_in_which_the_node_was_stopped_do_not_cou
     assert node.silent == []
 
 
-def test_a_message_that_this_node_has_and_that_is_not_merged_ends_the_silence() -> None:
+def test_received_unmerged_message_ends_silence() -> None:
     node = Watched()
     node.received["a"] = 5
     node.wait(LIMIT_S + GRACE_S + 1)
@@ -154,7 +154,7 @@ def test_a_message_that_this_node_has_and_that_is_not_merged_ends_the_silence() 
     assert node.silent == ["a"]
 
 
-def test_a_message_that_comes_after_the_clock_was_set_back_ends_the_silence() -> None:
+def test_message_received_after_clock_was_set_back_ends_silence() -> None:
     node = Watched()
     node.received["a"] = 3_600_000_000_006
     node.wait(LIMIT_S + GRACE_S + 1)
@@ -166,7 +166,7 @@ def test_a_message_that_comes_after_the_clock_was_set_back_ends_the_silence() ->
     assert node.silent == ["a"]
 
 
-def test_a_limit_is_proposed_until_it_is_committed_and_not_more_often_than_it_may_be_lost() -> None:
+def test_limit_is_proposed_again_after_delay_until_committed() -> None:
     node = Watched(promises=False)
     hello, limit = PushHello("s", "a", node.state.sessions[1].incarnation), SilenceLimit(0, 5000)
 
@@ -195,7 +195,7 @@ def test_a_limit_is_proposed_until_it_is_committed_and_not_more_often_than_it_ma
     ],
     ids=["a run that is not open", "an unknown session", "an unknown directory", "a superseded directory"],
 )
-def test_a_limit_of_a_run_that_the_cluster_does_not_know_is_not_proposed(
+def test_limit_of_unknown_run_or_superseded_directory_is_not_proposed(
     hello: dict[str, Any], limit: SilenceLimit, is_settled: bool
 ) -> None:
     node = Watched(promises=False)
@@ -220,7 +220,7 @@ def texts(silent: tuple[SilentPublisher, ...]) -> list[str]:
     return [one.text for one in alarms_of(node_view(silent=silent)) if one.name == "publisher-silent"]
 
 
-def test_the_alarm_names_the_session_its_promise_and_the_next_commands() -> None:
+def test_alarm_names_session_limit_and_next_commands() -> None:
     (text,) = texts(silences("feed~2"))
     assert "Session feed~2 gives no message" in text
     assert "at least every 60 s" in text
@@ -233,7 +233,7 @@ def test_the_alarm_names_the_session_its_promise_and_the_next_commands() -> None
     assert "at least every 2,592,000.5 s" in text
 
 
-def test_many_silent_publishers_of_one_certificate_do_not_hide_those_of_others() -> None:
+def test_alarms_of_one_certificate_do_not_hide_those_of_others() -> None:
     found = texts(silences(*(f"many~{number}" for number in range(100)), "other"))
     assert len(found) == TOLD_MAX + 2
     assert any("Session other " in text for text in found)

@@ -1,4 +1,4 @@
-"""A node that comes back when the cluster has trimmed what it has yet to merge: real files, a real peer.
+"""Return of a node after the cluster trimmed bytes it has yet to merge: real files and a real peer.
 
 Of the sessions nobody has a copy any more, so what is missing comes from the peer's merged log.
 """
@@ -103,7 +103,7 @@ def config_of(root: Path, pki: Path, peer_port: int) -> NodeConfig:
 
 @pytest.mark.parametrize("told", ["by a snapshot", "by commands", "by plans and then a trim"])
 @pytest.mark.parametrize("count", range(0, len(drawn().plans), 2))
-def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
+def test_returning_node_continues_at_log_start_of_peer_and_applies_missed_trim(
     count: int, told: str, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catch_up, "RETRY_S", 0.05)
@@ -147,7 +147,7 @@ def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_is_damaged_in_a_segment_that_the_cluster_trimmed_meanwhile_is_not_needed(
+def test_returning_node_continues_despite_corrupt_segment_trimmed_by_cluster(
     count: int, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody could mend it any more: the node goes on without, instead of waiting for ever."""

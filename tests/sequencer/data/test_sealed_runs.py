@@ -1,4 +1,4 @@
-"""Runs that go whole, runs that their publisher deleted, and directories that were superseded."""
+"""Sealed runs, runs deleted by their publisher, and superseded session directories."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sequencer.state.state import End, SequencerState
 
 @pytest.mark.parametrize("has_begun", [True, False])
 @pytest.mark.parametrize("by", ["a command", "a snapshot"])
-def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_so_at_once(
+def test_idle_stream_of_superseded_directory_raises_fenced(
     config: NodeConfig, by: str, has_begun: bool
 ) -> None:
     """The other one may have reached other nodes only: no stream of it takes the place of this one."""
@@ -81,9 +81,7 @@ def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_s
 
 
 @pytest.mark.parametrize("lost", ["the copy", "its last segment"])
-def test_a_node_announces_the_end_of_a_run_that_was_merged_whole_and_deleted_before_it_was_announced(
-    config, tmp_path, lost: str
-):
+def test_node_announces_end_of_merged_run_deleted_before_announcement(config, tmp_path, lost: str):
     """The publisher may reach this node only, so no other one can say that the next run may begin."""
     lagging = Lagging(config, tmp_path / "publisher")
     shutil.rmtree(lagging.copy_path)
@@ -203,7 +201,7 @@ def proposed(played: Played) -> list[Command]:
     return [decode_command(one.propose) for one in played.heard if one.HasField("propose")]
 
 
-def test_whole_runs_are_opened_by_one_command_and_stored_before_any_of_them_is_merged(config):
+def test_sealed_runs_are_opened_by_one_command_and_stored_before_merging(config):
     offline = Offline(5)
 
     async def play() -> None:
@@ -230,7 +228,7 @@ def test_whole_runs_are_opened_by_one_command_and_stored_before_any_of_them_is_m
     asyncio.run(play())
 
 
-def test_a_slow_node_still_takes_sealed_runs_that_the_cluster_has_merged(config):
+def test_slow_node_stores_sealed_runs_already_merged_by_cluster(config):
     offline = Offline(6)
 
     async def play() -> None:
@@ -253,7 +251,7 @@ def test_a_slow_node_still_takes_sealed_runs_that_the_cluster_has_merged(config)
 
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
-def test_sealed_runs_that_were_fenced_and_closed_empty_are_not_acknowledged(config, is_snapshot: bool):
+def test_sealed_runs_fenced_and_closed_empty_are_not_acknowledged(config, is_snapshot: bool):
     """The stream knew them before. They are over, and nothing of them is merged."""
     offline = Offline(4)
 
@@ -292,7 +290,7 @@ def test_sealed_runs_that_were_fenced_and_closed_empty_are_not_acknowledged(conf
     asyncio.run(play())
 
 
-def test_of_a_run_that_is_open_without_its_end_the_next_one_waits(config):
+def test_next_sealed_run_waits_while_previous_run_is_open_without_end(config):
     offline = Offline(3)
 
     async def play() -> None:
@@ -315,7 +313,7 @@ def test_of_a_run_that_is_open_without_its_end_the_next_one_waits(config):
     asyncio.run(play())
 
 
-def test_a_run_of_a_restored_directory_is_not_reported_as_merged_in_place_of_the_merged_run(config, tmp_path):
+def test_run_of_restored_directory_is_not_reported_as_merged_instead_of_lost_run(config, tmp_path):
     """This node has not merged the lost run, and never held a byte of it: it knows its number only."""
     root, copy = tmp_path / "root", tmp_path / "copy"
     publish(REAL, 10, root=str(root))

@@ -1,4 +1,4 @@
-"""Session replicas of a data process: when they open, close, and release what is merged."""
+"""Session replicas of a data process: opening, closing, repair, quarantine, and trimming after merging."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sequencer.state.command_codec import encode_command
 from sequencer.state.session_commands import OpenRun
 
 
-def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(config, tmp_path):
+def test_bit_flip_in_replica_during_downtime_is_not_merged(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     whole = read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0))
     path = lagging.copy_path / "log.0.0"
@@ -56,7 +56,7 @@ def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(conf
     asyncio.run(play())
 
 
-def test_after_the_repair_of_a_sealed_segment_the_rest_of_it_is_reported_and_merged(config, tmp_path):
+def test_rest_of_sealed_segment_is_merged_after_repair(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     assert len(lagging.segments) > 1
     path = lagging.copy_path / "log.0.0"
@@ -83,7 +83,7 @@ def test_after_the_repair_of_a_sealed_segment_the_rest_of_it_is_reported_and_mer
     asyncio.run(play())
 
 
-def test_a_repair_while_a_replica_is_opened_is_not_overlooked(config, tmp_path, monkeypatch):
+def test_segment_repaired_while_replica_opens_is_merged(config, tmp_path, monkeypatch):
     """The opening has read the damaged segment when the repair ends."""
     lagging = Lagging(config, tmp_path / "publisher")
     path = lagging.copy_path / "log.0.0"
@@ -116,7 +116,7 @@ def test_a_repair_while_a_replica_is_opened_is_not_overlooked(config, tmp_path, 
     asyncio.run(play())
 
 
-def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(config, tmp_path):
+def test_lagging_node_merges_from_own_replica_before_trimming_it(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     assert len(lagging.plans) >= 3
 
@@ -135,7 +135,7 @@ def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(confi
     asyncio.run(play())
 
 
-def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(config, tmp_path):
+def test_replica_keeps_skipped_segments_until_durable_in_merged_log(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     consumed = lagging.state.sessions[1]
     assert consumed.consumed is not None
@@ -162,7 +162,7 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
     asyncio.run(play())
 
 
-def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_path, monkeypatch):
+def test_replica_is_kept_until_majority_has_merged_it_durably(config, tmp_path, monkeypatch):
     monkeypatch.setattr(merging_module, "SYNC_S", 0.001)
     lagging = Lagging(config, tmp_path / "publisher")
     last = len(lagging.plans)
@@ -188,7 +188,7 @@ def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_p
     asyncio.run(play())
 
 
-def test_a_damaged_copy_is_not_given_up_at_once_while_it_may_be_the_only_one(config, tmp_path):
+def test_corrupt_replica_is_given_up_only_after_another_node_has_merged_it(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     said = pb.Summary(merged=pb.MergedReport(instruction=len(lagging.plans)))
 
@@ -207,7 +207,7 @@ def test_a_damaged_copy_is_not_given_up_at_once_while_it_may_be_the_only_one(con
     asyncio.run(play())
 
 
-def test_a_copy_of_a_session_that_is_over_is_opened_while_its_plans_wait(config, tmp_path):
+def test_replica_of_session_without_active_runs_opens_while_its_plans_wait(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     do_fence(lagging.state)
     end = lagging.state.sessions[1].consumed
@@ -223,7 +223,7 @@ def test_a_copy_of_a_session_that_is_over_is_opened_while_its_plans_wait(config,
     asyncio.run(play())
 
 
-def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, tmp_path):
+def test_segments_merged_before_restart_are_trimmed_after_it(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
 
     async def merge() -> None:
@@ -244,7 +244,7 @@ def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, 
     asyncio.run(again())
 
 
-def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(config, monkeypatch, caplog):
+def test_failed_replica_opening_is_retried_by_one_task_and_logged_once(config, monkeypatch, caplog):
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
 
     async def play() -> None:
@@ -272,7 +272,7 @@ def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(c
     assert caplog.text.count("session_replica_failed") == 1
 
 
-def test_a_replica_whose_opening_fails_late_is_opened_by_the_next_try(config, tmp_path, monkeypatch, caplog):
+def test_replica_opens_on_retry_after_late_opening_failure(config, tmp_path, monkeypatch, caplog):
     lagging = Lagging(config, tmp_path / "publisher")
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
     failures = [TooManyFiles("no more open files"), TooManyFiles("no more open files")]
@@ -295,7 +295,7 @@ def test_a_replica_whose_opening_fails_late_is_opened_by_the_next_try(config, tm
     assert caplog.text.count("session_replica_failed") == 1
 
 
-def test_a_replica_that_cannot_be_trimmed_leaves_no_lock(config, tmp_path, monkeypatch):
+def test_replica_opening_with_failed_trim_leaves_no_lock(config, tmp_path, monkeypatch):
     lagging = Lagging(config, tmp_path / "publisher")
 
     def fails(self, *arguments):
@@ -359,7 +359,7 @@ def attempts_of(data, monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("spoil", [forget_segment, name_another, make_another_incarnation])
-def test_a_sound_replica_that_cannot_be_opened_is_set_aside_and_the_node_then_has_another_disk(
+def test_valid_replica_that_cannot_open_is_quarantined_and_disk_id_changes(
     config, tmp_path, monkeypatch, spoil
 ):
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
@@ -400,7 +400,7 @@ def test_a_sound_replica_that_cannot_be_opened_is_set_aside_and_the_node_then_ha
 
 @pytest.mark.parametrize("spoil", [forget_segment, name_another])
 @pytest.mark.parametrize("others", [(), ("n2",), ("n2", "n3")])
-def test_a_sound_replica_is_not_set_aside_unless_a_majority_has_whole_disks_without_it(
+def test_valid_replica_is_not_quarantined_without_majority_of_other_whole_disks(
     config, tmp_path, monkeypatch, others, spoil
 ):
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
@@ -426,9 +426,7 @@ def test_a_sound_replica_is_not_set_aside_unless_a_majority_has_whole_disks_with
     asyncio.run(play())
 
 
-def test_a_replica_that_is_being_repaired_is_not_set_aside_however_often_it_was_not_opened(
-    config, tmp_path, monkeypatch
-):
+def test_replica_under_repair_is_not_quarantined_after_many_failed_openings(config, tmp_path, monkeypatch):
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
     lagging = Lagging(config, tmp_path / "publisher")
     forget_segment(lagging)
@@ -465,7 +463,7 @@ def write_a_newer_version(lagging: Lagging) -> None:
     ("spoil", "reason"),
     [(make_a_link, "is a symbolic link"), (write_a_newer_version, "segments table of an unknown version")],
 )
-def test_a_replica_that_only_an_operator_can_repair_raises_an_alarm_until_it_is_opened(
+def test_replica_repairable_only_by_operator_raises_alarm_until_opened(
     config, tmp_path, monkeypatch, spoil, reason
 ):
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
@@ -493,7 +491,7 @@ def test_a_replica_that_only_an_operator_can_repair_raises_an_alarm_until_it_is_
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
-def test_an_incomplete_segment_of_which_nothing_is_needed_does_not_keep_a_replica_closed(
+def test_replica_opens_despite_incomplete_segment_without_needed_bytes(
     config, tmp_path, monkeypatch, is_missing
 ):
     """If its run is over no node has its bytes any more, so it could never be repaired."""
@@ -527,7 +525,7 @@ def test_an_incomplete_segment_of_which_nothing_is_needed_does_not_keep_a_replic
     asyncio.run(again())
 
 
-def test_ends_of_lives_that_are_merged_are_forgotten(config):
+def test_ends_of_merged_runs_are_pruned(config):
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
@@ -544,7 +542,7 @@ def test_ends_of_lives_that_are_merged_are_forgotten(config):
     asyncio.run(play())
 
 
-def test_copies_open_side_by_side_and_each_once(config, monkeypatch):
+def test_replicas_open_concurrently_and_once_each(config, monkeypatch):
     opened: list[str] = []
     slow, both = threading.Event(), threading.Barrier(2, timeout=60)
     real = SessionReceiver.open
@@ -584,7 +582,7 @@ def descriptors_of(directory: str) -> int:
     return count
 
 
-def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(config, tmp_path):
+def test_merged_unused_replica_is_closed_and_fence_opens_it_again(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
 
     async def play() -> None:
@@ -622,7 +620,7 @@ def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(c
     asyncio.run(play())
 
 
-def test_who_opens_a_copy_that_is_just_being_closed_gets_another_one(config, tmp_path):
+def test_opening_replica_while_it_closes_returns_new_replica(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
 
     async def play() -> None:
@@ -644,7 +642,7 @@ def test_who_opens_a_copy_that_is_just_being_closed_gets_another_one(config, tmp
     asyncio.run(play())
 
 
-def test_however_many_copies_were_opened_few_keep_their_descriptors(config):
+def test_open_replicas_and_their_descriptors_are_limited(config):
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
@@ -663,7 +661,7 @@ def test_however_many_copies_were_opened_few_keep_their_descriptors(config):
     asyncio.run(play())
 
 
-def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
+def test_rejected_run_opening_is_not_stored_and_requester_gets_fenced(config):
     async def play() -> None:
         async with Played(config) as played:
             intakes = played.data.ingest
@@ -690,7 +688,7 @@ def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
     asyncio.run(play())
 
 
-def test_the_headers_of_a_copy_are_known_without_its_files(config, tmp_path):
+def test_segment_headers_from_replica_table_match_files_before_and_after_trim(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
 
     async def play() -> None:

@@ -1,4 +1,4 @@
-"""Tasks of the data process: which failures end it."""
+"""Tasks of the data process: failures that end the process, and cancellation at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(play: Callable[[TaskGroup], Awaitable[None]]) -> TaskGroup:
     return asyncio.run(within())
 
 
-def test_work_that_must_go_on_for_ever_ends_the_process_with_it():
+def test_failure_of_kept_task_ends_process():
     async def play(tasks: TaskGroup) -> None:
         tasks.keep(raises(DiskFull("no room")))
         await tasks.stopping.wait()
@@ -35,7 +35,7 @@ def test_work_that_must_go_on_for_ever_ends_the_process_with_it():
     assert isinstance(run(play).failure, DiskFull)
 
 
-def test_work_beside_the_rest_may_fail_by_itself(caplog):
+def test_failure_of_spawned_task_is_logged_and_does_not_end_process(caplog):
     async def play(tasks: TaskGroup) -> None:
         tasks.spawn(raises(DiskFull("no room")))
         while tasks._tasks:
@@ -47,7 +47,7 @@ def test_work_beside_the_rest_may_fail_by_itself(caplog):
 
 
 @pytest.mark.parametrize("start", [TaskGroup.keep, TaskGroup.spawn])
-def test_whatever_is_broken_ends_the_process(start):
+def test_unexpected_exception_in_any_task_ends_process(start):
     async def play(tasks: TaskGroup) -> None:
         start(tasks, raises(KeyError("a slip")))
         await tasks.stopping.wait()
@@ -55,7 +55,7 @@ def test_whatever_is_broken_ends_the_process(start):
     assert "KeyError" in str(run(play).failure)
 
 
-def test_the_first_failure_is_the_one_that_is_told():
+def test_first_failure_is_reported():
     async def play(tasks: TaskGroup) -> None:
         for what in ("first", "second"):
             tasks.fail(RtError(what))
@@ -63,7 +63,7 @@ def test_the_first_failure_is_the_one_that_is_told():
     assert str(run(play).failure) == "first"
 
 
-def test_what_is_still_at_work_is_cancelled_in_the_end():
+def test_running_task_is_cancelled_at_end():
     ended: list[bool] = []
 
     async def play(tasks: TaskGroup) -> None:
@@ -80,7 +80,7 @@ def test_what_is_still_at_work_is_cancelled_in_the_end():
     assert ended == [True]
 
 
-def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch):
+def test_task_is_cancelled_again_after_lost_cancellation(monkeypatch):
     monkeypatch.setattr(task_group, "CANCEL_AGAIN_S", 0.001)
     lost: list[int] = []
 

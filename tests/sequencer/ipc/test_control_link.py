@@ -1,4 +1,4 @@
-"""The Unix socket between a node's processes: sending never waits, the newest connection counts."""
+"""The control process's end of the Unix socket to the data process: never blocks, newest peer counts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_messages_arrive_in_order(bench):
         assert read(peer, 200) == [b"%d" % n for n in range(200)]
 
 
-def test_a_reader_that_stands_still_gets_everything_later_and_nobody_waits_for_it(bench):
+def test_slow_reader_receives_all_messages_without_blocking_sender(bench):
     messages = [bytes([n]) * (1 << 20) for n in range(32)]  # More than any socket buffer.
     with bench.connected() as peer:
         for message in messages:
@@ -81,7 +81,7 @@ def test_a_reader_that_stands_still_gets_everything_later_and_nobody_waits_for_i
         assert read(peer, 32) == messages
 
 
-def test_a_reader_that_never_reads_is_dropped_and_starts_with_nothing_old(bench, monkeypatch, caplog):
+def test_stalled_reader_is_dropped_and_next_connection_receives_only_new_messages(bench, monkeypatch, caplog):
     monkeypatch.setattr(link_module, "UNSENT_BYTES_MAX", 1 << 20)
     with bench.connected() as still:
         wait_until(lambda: bench.send(b"x" * (1 << 20)) or "data_process_not_reading" in caplog.text)
@@ -92,21 +92,21 @@ def test_a_reader_that_never_reads_is_dropped_and_starts_with_nothing_old(bench,
         assert still.fileno() >= 0
 
 
-def test_the_newest_connection_takes_the_place_of_the_older(bench):
+def test_newest_connection_replaces_older_one(bench):
     with bench.connected() as older, bench.connected() as newer:
         bench.send(b"for the newer")
         assert read(newer, 1) == [b"for the newer"]
         assert older.recv(100) == b""
 
 
-def test_what_is_sent_to_nobody_is_dropped(bench):
+def test_message_sent_without_connection_is_dropped(bench):
     bench.send(b"lost")
     with bench.connected() as peer:
         bench.send(b"found")
         assert read(peer, 1) == [b"found"]
 
 
-def test_garbage_ends_the_connection_and_not_the_link(bench):
+def test_invalid_frame_ends_connection_but_not_link(bench):
     with bench.connected() as peer:
         peer.sendall(HEADER.pack(0xFFFF_FFFF))
         assert peer.recv(100) == b""
@@ -133,7 +133,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_without_a_free_descriptor_the_loop_is_not_busy_and_connections_are_taken_later(bench, number):
+def test_connections_are_accepted_later_without_busy_loop_if_descriptors_run_out(bench, number):
     error = OSError(number, os.strerror(number))
     listener = bench.link._listener = Failing(bench.link._listener, "accept", error, times=1000)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
@@ -153,13 +153,13 @@ def test_without_a_free_descriptor_the_loop_is_not_busy_and_connections_are_take
         assert read(peer, 1) == [b"on"]
 
 
-def test_a_directory_in_the_place_of_the_socket_is_named_with_what_to_do(tmp_path):
+def test_directory_at_socket_path_raises_storage_error_with_path_and_advice(tmp_path):
     (tmp_path / "control").mkdir()
     with pytest.raises(StorageError, match=r"cannot be used.*/control\): got EISDIR.* move away"):
         ControlServer(str(tmp_path / "control"), print)
 
 
-def test_one_round_handles_few_messages_of_a_flood_so_that_heartbeats_go_on(tmp_path):
+def test_read_round_handles_limited_number_of_messages(tmp_path):
     path, came, watched = str(tmp_path / "flooded"), list[bytes](), dict[int, Callable[[int], None]]()
     link = ControlServer(path, came.append)
     link.start(lambda fd, _, on_ready=print: watched.update({fd: on_ready}))
@@ -175,7 +175,7 @@ def test_one_round_handles_few_messages_of_a_flood_so_that_heartbeats_go_on(tmp_
             read_one_round(select.EPOLLIN)
 
 
-def test_a_connection_that_lost_a_message_ends(bench):
+def test_connection_ends_after_lost_message(bench):
     with bench.connected() as peer:
         error = OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
         bench.link._peer = Failing(bench.link._peer, "send", error, times=1)
@@ -187,7 +187,7 @@ def test_a_connection_that_lost_a_message_ends(bench):
         assert read(peer, 1) == [b"on"]
 
 
-def test_what_a_peer_sent_before_it_closed_is_read_although_sending_to_it_fails(bench):
+def test_messages_sent_before_peer_closed_are_read_although_sending_to_it_fails(bench):
     with bench.connected() as peer:
         peer.sendall(b"".join(frame(b"%d" % n) for n in range(100)))
         peer.shutdown(socket.SHUT_RDWR)
@@ -196,5 +196,5 @@ def test_what_a_peer_sent_before_it_closed_is_read_although_sending_to_it_fails(
     wait_until(lambda: bench.link._peer is None)
 
 
-def test_only_the_owner_may_connect(bench, tmp_path):
+def test_socket_file_has_mode_0600(bench, tmp_path):
     assert (tmp_path / "control").stat().st_mode & 0o777 == 0o600

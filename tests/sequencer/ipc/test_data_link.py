@@ -1,4 +1,4 @@
-"""The data process's end of the link: made again for ever, and what cannot be handled is not swallowed."""
+"""The data process's end of the link to control: it reconnects indefinitely and raises handler errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def until(is_so) -> None:
     await asyncio.to_thread(wait_until, is_so)
 
 
-def test_each_connection_begins_with_a_hello_and_is_made_again(path):
+def test_link_reconnects_and_starts_each_connection_with_hello(path):
     heard: list[pb.ToData] = []
     lost: list[bool] = []
 
@@ -95,7 +95,7 @@ def test_each_connection_begins_with_a_hello_and_is_made_again(path):
     assert lost == [False, False]
 
 
-def test_what_a_message_leads_to_is_not_taken_for_a_broken_link(path, control):
+def test_link_raises_error_of_message_handler(path, control):
     async def damaged(_: pb.ToData) -> None:
         raise Corrupt("values fail their checksum", path="log.0.0", offset=64)
 
@@ -110,7 +110,7 @@ def test_what_a_message_leads_to_is_not_taken_for_a_broken_link(path, control):
     asyncio.run(play())
 
 
-def test_messages_wait_while_one_is_handled_and_control_does_not_count_as_silent(path, control):
+def test_link_queues_messages_while_one_is_handled_without_counting_silence(path, control):
     heard: list[int] = []
 
     async def play() -> None:
@@ -142,7 +142,7 @@ def test_messages_wait_while_one_is_handled_and_control_does_not_count_as_silent
 @pytest.mark.parametrize(
     "garbage", [HEADER.pack(0xFFFF_FFFF), HEADER.pack(3) + b"\xff\xff\xff"], ids=["size", "message"]
 )
-def test_garbage_makes_the_link_anew(path, control, garbage):
+def test_link_reconnects_after_invalid_frame_or_message(path, control, garbage):
     async def play() -> None:
         link = ControlLink(path, pb.DataHello, AsyncMock(), lambda: None)
         running = asyncio.ensure_future(link.run())
@@ -157,7 +157,7 @@ def test_garbage_makes_the_link_anew(path, control, garbage):
     asyncio.run(play())
 
 
-def test_what_is_sent_to_a_connection_that_just_broke_is_dropped(path, control):
+def test_message_sent_to_broken_connection_is_dropped(path, control):
     async def play() -> None:
         link = ControlLink(path, pb.DataHello, AsyncMock(), lambda: None)
         running = asyncio.ensure_future(link.run())

@@ -1,4 +1,4 @@
-"""Messages between a node's two processes come out as they went in, however they were cut."""
+"""Framing of messages between a node's two processes, however the stream is split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sequencer.ipc.framing import FRAME_BYTES_MAX, HEADER, FrameDecoder, frame
 
 
 @given(st.lists(st.binary(max_size=40)), st.data())
-def test_frames_cut_anywhere_come_out_whole_and_in_order(messages, data):
+def test_frames_arrive_whole_and_in_order_however_the_stream_is_split(messages, data):
     sent = b"".join(map(frame, messages))
     unframer = FrameDecoder()
     came: list[bytes] = []
@@ -23,14 +23,14 @@ def test_frames_cut_anywhere_come_out_whole_and_in_order(messages, data):
     assert came == messages
 
 
-def test_a_message_comes_out_with_its_last_byte_and_not_before():
+def test_message_is_returned_only_after_its_last_byte():
     unframer = FrameDecoder()
     sent = frame(b"whole")
     assert list(unframer.feed(sent[:-1])) == []
     assert list(unframer.feed(sent[-1:])) == [b"whole"]
 
 
-def test_a_length_above_the_limit_is_refused_behind_the_messages_before_it():
+def test_length_above_limit_raises_format_error_after_earlier_messages():
     unframer = FrameDecoder()
     fed = unframer.feed(frame(b"good") + HEADER.pack(FRAME_BYTES_MAX + 1))
     assert next(fed) == b"good"

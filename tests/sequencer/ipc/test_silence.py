@@ -1,4 +1,4 @@
-"""When a process counts as silent."""
+"""Detection of a silent process by the time since its last message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def silence_after(*steps_s: float) -> float:
     return silence.silent_s
 
 
-def test_silence_is_the_time_since_the_last_message() -> None:
+def test_silence_counts_time_since_last_message() -> None:
     assert silence_after(1, 1, 1) == 3
     assert silence_after(*[1] * 5) >= HUNG_S
     silence = SilenceDetector()
@@ -25,9 +25,9 @@ def test_silence_is_the_time_since_the_last_message() -> None:
     assert silence.update(3.0) == 1
 
 
-def test_a_pause_of_the_listener_is_no_silence_of_the_other_process() -> None:
+def test_long_pause_of_listener_keeps_silence_below_hung_limit() -> None:
     assert silence_after(3600) < HUNG_S
 
 
-def test_a_clock_that_stands_still_adds_nothing() -> None:
+def test_stopped_clock_adds_no_silence() -> None:
     assert silence_after(0, 0) == 0

@@ -1,4 +1,4 @@
-"""The state that a data process follows: what control says, never less than it said before."""
+"""The data process's copy of the sequencer state: snapshots, applied commands, plans, leadership."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bench(StateFollower):
         self.on_message(pb.ToData(applied=pb.Applied(index=index, command=content)))
 
 
-def test_commands_behind_a_snapshot_are_applied_each_once():
+def test_commands_after_snapshot_are_applied_once_and_without_gaps():
     follower, state = Bench(), new_state()
     follower.applied(1, opening("early"))
     assert follower.heard == []
@@ -40,7 +40,7 @@ def test_commands_behind_a_snapshot_are_applied_each_once():
     assert [one.name for one in follower.state.sessions.values()] == ["s2"]
 
 
-def test_the_plans_of_a_snapshot_are_handed_on():
+def test_write_plans_of_snapshot_are_forwarded():
     follower, state = Bench(), new_state()
     do_open(state)
     plan = do_merge(state, piece())
@@ -48,7 +48,7 @@ def test_the_plans_of_a_snapshot_are_handed_on():
     assert follower.heard == [[plan]]
 
 
-def test_a_fence_is_not_forgotten_when_control_begins_anew_from_an_older_snapshot():
+def test_fence_survives_control_restart_from_older_snapshot():
     follower, state = Bench(), new_state()
     do_open(state)
     older = encode_state(state)
@@ -66,7 +66,7 @@ def test_a_fence_is_not_forgotten_when_control_begins_anew_from_an_older_snapsho
     assert [one.name for one in follower.state.sessions.values()] == ["a", "b"]
 
 
-def test_a_state_of_another_cluster_takes_the_place_of_any_other():
+def test_snapshot_of_another_cluster_replaces_newer_state():
     follower, state = Bench(), new_state()
     do_open(state)
     follower.snapshot(5, state)
@@ -75,7 +75,7 @@ def test_a_state_of_another_cluster_takes_the_place_of_any_other():
     assert (follower.index, follower.state.cluster) == (1, other.cluster)
 
 
-def test_merged_plans_come_out_of_what_is_applied():
+def test_applied_merge_instruction_is_forwarded_as_ranges_merged():
     follower, state = Bench(), new_state()
     do_open(state)
     follower.snapshot(1, state)
@@ -88,7 +88,7 @@ def _merge(state: SequencerState) -> object:
 
 
 @pytest.mark.parametrize(("leader", "is_leading"), [("", False), ("n1", True), ("n2", False)])
-def test_a_node_leads_if_control_says_so(leader: str, is_leading: bool):
+def test_node_leads_only_if_control_names_it_as_leader(leader: str, is_leading: bool):
     follower = Bench()
     assert not follower.is_leading
     follower.on_message(pb.ToData(standing=pb.Standing(node="n1", leader=leader)))

@@ -1,4 +1,4 @@
-"""What a leader trims: by what it hears of nodes, and not again before it can have heard of the last trim."""
+"""The leader's retention: trims by age, size and disk use, holds, and configured settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def heard(minutes: int = 0, disk: DiskUse = EMPTY, count: int = 3) -> list[NodeU
     return [NodeUsage(minutes * NS_PER_MINUTE, disk)] * count
 
 
-def test_by_age_what_a_majority_of_clocks_says_is_old_goes(stage: Stage) -> None:
+def test_age_retention_trims_segments_old_by_clocks_of_majority(stage: Stage) -> None:
     apply(stage.state, Configure(retention_minutes=60))
     assert stage.look(*heard(59)) is None
     assert stage.look(*heard(60, count=1)) is None
@@ -62,7 +62,7 @@ def test_by_age_what_a_majority_of_clocks_says_is_old_goes(stage: Stage) -> None
     )
 
 
-def test_a_minority_of_nodes_trims_nothing_for_any_reason(stage: Stage) -> None:
+def test_reports_of_minority_trim_no_segments(stage: Stage) -> None:
     apply(stage.state, Configure(retention_minutes=1, retention_bytes=1, retention_disk_percent=1))
     stage.now_ns += DISK_AGAIN_NS
     assert stage.look(*heard(10**6, FULL, count=1)) is None
@@ -70,7 +70,7 @@ def test_a_minority_of_nodes_trims_nothing_for_any_reason(stage: Stage) -> None:
     assert stage.look(*heard(10**6, FULL, count=2)) is not None
 
 
-def test_by_size_what_grows_counts_and_what_is_trimmed_does_not(stage: Stage) -> None:
+def test_size_retention_counts_active_segment_but_no_trimmed_segments(stage: Stage) -> None:
     apply(stage.state, Configure(retention_bytes=64 + 40))
     trim = stage.look(*heard())
     assert trim == TrimSegments(20, TrimReason.SIZE, 1)
@@ -83,13 +83,13 @@ def test_by_size_what_grows_counts_and_what_is_trimmed_does_not(stage: Stage) ->
     assert stage.look(*heard()) is None
 
 
-def test_looking_again_too_soon_finds_nothing(stage: Stage) -> None:
+def test_second_poll_before_poll_interval_plans_no_trim(stage: Stage) -> None:
     apply(stage.state, Configure(retention_bytes=1))
     assert stage.look(*heard()) is not None
     assert stage.archiving.plan(heard(), stage.now_ns + POLL_NS - 1) is None
 
 
-def test_a_new_leader_and_one_that_made_space_wait_for_new_reports_of_disks(stage: Stage) -> None:
+def test_disk_retention_waits_for_new_disk_reports_after_election_and_after_trim(stage: Stage) -> None:
     assert stage.look(*heard(disk=FULL)) is None
     stage.now_ns += DISK_AGAIN_NS
     trim = stage.look(*heard(disk=FULL))
@@ -100,13 +100,13 @@ def test_a_new_leader_and_one_that_made_space_wait_for_new_reports_of_disks(stag
     assert stage.look(*heard(disk=FULL)) == TrimSegments(40, TrimReason.DISK, 1)
 
 
-def test_disks_of_which_nothing_is_known_are_no_full_ones(stage: Stage) -> None:
+def test_unknown_disk_use_does_not_count_as_full_disk(stage: Stage) -> None:
     stage.now_ns += DISK_AGAIN_NS
     assert stage.look(*heard(disk=FULL, count=1), *heard(disk=DiskUse(0, 0), count=2)) is None
     assert stage.look(*heard(disk=FULL, count=2), *heard(disk=DiskUse(0, 0), count=1)) is not None
 
 
-def test_what_was_trimmed_for_another_reason_counts_as_free_at_once(stage: Stage) -> None:
+def test_disk_retention_counts_bytes_of_other_trims_as_free_immediately(stage: Stage) -> None:
     stage.now_ns += DISK_AGAIN_NS
     apply(stage.state, Configure(retention_minutes=1, retention_disk_percent=0))
     stage.commit(stage.look(*heard(61)))
@@ -117,7 +117,7 @@ def test_what_was_trimmed_for_another_reason_counts_as_free_at_once(stage: Stage
     assert stage.look(*heard(disk=DiskUse(1000, 60))) == TrimSegments(40, TrimReason.DISK, 1)
 
 
-def test_a_hold_keeps_segments_and_one_that_moves_on_lets_them_go(stage: Stage) -> None:
+def test_hold_keeps_segments_until_it_advances_or_exceeds_hold_bytes_max(stage: Stage) -> None:
     apply(stage.state, Configure(retention_minutes=1))
     apply(stage.state, HoldPosition("reader", 19, 1))
     assert stage.look(*heard(10**6)) == TrimSegments(10, TrimReason.TIME, 10**6 * NS_PER_MINUTE)
@@ -128,7 +128,7 @@ def test_a_hold_keeps_segments_and_one_that_moves_on_lets_them_go(stage: Stage) 
     assert stage.look(*heard(10**6)) == TrimSegments(20, TrimReason.TIME, 10**6 * NS_PER_MINUTE)
 
 
-def test_only_what_a_node_is_told_otherwise_is_configured(stage: Stage) -> None:
+def test_configure_contains_only_node_settings_different_from_cluster(stage: Stage) -> None:
     told = RetentionPlanner(stage.state, 3, {"retention_bytes": 5, "retention_disk_percent": 90}, 0)
     assert told.configure() == Configure(retention_bytes=5)
     apply(stage.state, Configure(retention_bytes=5))

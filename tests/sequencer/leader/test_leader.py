@@ -1,4 +1,4 @@
-"""The leader's plans: instructions, clocks, restored disks, leases."""
+"""The leader's planning: instructions, reports, clocks, restored disks, leases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sequencer.state.commands import JoinDisk, MergeInstruction, RestoreDisk
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
 
 
-def test_what_one_node_holds_is_not_merged_and_what_two_hold_is(bench):
+def test_leader_merges_only_messages_held_by_two_nodes(bench):
     do_open(bench.state)
     bench.report("a", marks_of(writing(5)))
     bench.reconcile()
@@ -34,7 +34,7 @@ def test_what_one_node_holds_is_not_merged_and_what_two_hold_is(bench):
     bench.assert_merged(1, 3)
 
 
-def test_only_so_many_instructions_are_on_their_way(bench):
+def test_instructions_in_flight_are_limited_to_in_flight_max(bench):
     do_open(bench.state)
     much = marks_of(writing(20, size=16 << 20))
     bench.report("a", much)
@@ -45,7 +45,7 @@ def test_only_so_many_instructions_are_on_their_way(bench):
     bench.assert_merged(1, 20)
 
 
-def test_a_report_that_does_not_follow_is_asked_for_again(bench):
+def test_report_with_sequence_gap_or_new_boot_triggers_full_report_request(bench):
     do_open(bench.state)
     bench.report("a")
     bench.report("b")
@@ -58,7 +58,7 @@ def test_a_report_that_does_not_follow_is_asked_for_again(bench):
     assert bench.outcomes == []
 
 
-def test_a_full_report_that_does_not_come_is_asked_for_each_second(bench):
+def test_missing_full_report_is_requested_again_each_second(bench):
     do_open(bench.state)
     bench.report("b")
     bad = pb.Report(boot=b"b", sequence=1)
@@ -79,7 +79,7 @@ def test_a_full_report_that_does_not_come_is_asked_for_each_second(bench):
     assert len(bench.asked) == 3
 
 
-def test_a_report_that_cannot_be_read_is_asked_for_again_and_harms_nothing(bench):
+def test_unreadable_report_triggers_full_report_request_and_keeps_earlier_reports(bench):
     do_open(bench.state)
     bench.report("a", marks_of(writing(3)))
     bench.report("b", marks_of(writing(3)))
@@ -91,7 +91,7 @@ def test_a_report_that_cannot_be_read_is_asked_for_again_and_harms_nothing(bench
     bench.assert_merged(1, 3)
 
 
-def test_an_instruction_of_another_leader_that_comes_in_between_makes_it_plan_anew(bench):
+def test_leader_plans_again_after_instruction_of_another_leader(bench):
     do_open(bench.state)
     one = writing(6)
     for node in "ab":
@@ -113,7 +113,7 @@ def test_an_instruction_of_another_leader_that_comes_in_between_makes_it_plan_an
     [Overloaded("full"), MessageTooLarge("large"), Closed("over")],
     ids=lambda error: type(error).__name__,
 )
-def test_what_could_not_be_proposed_is_planned_again(bench, error):
+def test_ranges_are_planned_again_after_proposal_fails(bench, error):
     do_open(bench.state)
     for node in "ab":
         bench.report(node, marks_of(writing(4)))
@@ -128,7 +128,7 @@ def test_what_could_not_be_proposed_is_planned_again(bench, error):
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
-def test_all_is_merged_once_whatever_becomes_of_proposals_and_reports(seed):
+def test_messages_are_merged_once_despite_lost_proposals_and_leader_changes(seed):
     rng = random.Random(seed)
     bench = Bench()
     active_runs = {session_id: Writing(0, 0, session_id) for session_id in (1, 2, 3)}
@@ -191,7 +191,7 @@ def _held(
 # Clocks
 
 
-def test_a_clock_that_is_an_hour_off_moves_no_time(bench):
+def test_sequencing_time_ignores_clock_one_hour_ahead(bench):
     do_open(bench.state)
     bench.report("a", marks_of(writing(3)), clock_ns=CLOCK_NS + HOUR_NS)
     bench.report("b", marks_of(writing(3)))
@@ -201,7 +201,7 @@ def test_a_clock_that_is_an_hour_off_moves_no_time(bench):
 
 
 @pytest.mark.parametrize("jump_ns", [-HOUR_NS, HOUR_NS])
-def test_when_all_clocks_jump_time_still_goes_forward_and_all_is_merged(bench, jump_ns):
+def test_sequencing_time_advances_and_messages_are_merged_when_all_clocks_jump(bench, jump_ns):
     do_open(bench.state)
     one = writing(6)
     for node in "abc":
@@ -215,7 +215,7 @@ def test_when_all_clocks_jump_time_still_goes_forward_and_all_is_merged(bench, j
     assert bench.state.sequenced_ns > before
 
 
-def test_without_any_fresh_clock_time_goes_on_by_the_least_step(bench):
+def test_sequencing_time_advances_by_one_ns_without_fresh_clocks(bench):
     do_open(bench.state)
     one = writing(6)
     for node in "abc":
@@ -234,7 +234,9 @@ def test_without_any_fresh_clock_time_goes_on_by_the_least_step(bench):
 
 
 @pytest.mark.parametrize(("limit", "most"), [("BACKLOG_BYTES_MAX", 10_000), ("BACKLOG_MAX", 1)])
-def test_while_a_majority_has_merged_too_little_durably_nothing_is_planned(bench, monkeypatch, limit, most):
+def test_planning_waits_while_durable_merge_backlog_of_majority_exceeds_limit(
+    bench, monkeypatch, limit, most
+):
     monkeypatch.setattr(leader_module, limit, most)
     do_open(bench.state)
     one = writing(40, size=1000)
@@ -257,7 +259,7 @@ def test_while_a_majority_has_merged_too_little_durably_nothing_is_planned(bench
 # Clocking itself
 
 
-def test_while_a_small_instruction_is_on_its_way_what_comes_waits_and_goes_together(bench):
+def test_new_messages_share_next_instruction_while_small_instruction_is_in_flight(bench):
     do_open(bench.state)
     one = writing(30)
     for at in range(2, 31):
@@ -271,7 +273,7 @@ def test_while_a_small_instruction_is_on_its_way_what_comes_waits_and_goes_toget
     assert len(bench.outcomes) == 2
 
 
-def test_while_one_is_on_its_way_another_follows_if_it_is_large(bench):
+def test_large_instruction_is_proposed_while_another_is_in_flight(bench):
     do_open(bench.state)
     one = writing(6, size=1 << 19)
     for at in range(2, 8):
@@ -283,7 +285,7 @@ def test_while_one_is_on_its_way_another_follows_if_it_is_large(bench):
     bench.assert_merged(1, 6)
 
 
-def test_when_nothing_is_new_nothing_is_planned(bench):
+def test_leader_has_no_plans_without_new_bytes_on_majority(bench):
     for n in range(40):
         do_open(bench.state, f"s{n}")
     bench.lead()
@@ -303,7 +305,7 @@ def test_when_nothing_is_new_nothing_is_planned(bench):
 # Disks that were lost
 
 
-def test_a_disk_is_restored_by_what_reports_say_and_by_nothing_that_may_be_missing_in_them(bench):
+def test_disk_is_restored_only_after_complete_reports_and_merge_of_its_node(bench):
     do_join(bench.state, "a", "b", "c")
     do_open(bench.state)
     one = writing(4)
@@ -332,7 +334,7 @@ def test_a_disk_is_restored_by_what_reports_say_and_by_nothing_that_may_be_missi
     assert bench.state.disks["c"].is_whole
 
 
-def test_what_a_node_held_on_the_disk_before_does_not_make_its_new_one_whole(bench):
+def test_new_disk_is_not_restored_by_reports_of_previous_disk(bench):
     do_join(bench.state, "a", "b", "c")
     do_open(bench.state)
     held = {(1, 0, 0): writing(4).segments[0]}
@@ -354,7 +356,7 @@ def test_what_a_node_held_on_the_disk_before_does_not_make_its_new_one_whole(ben
     assert RestoreDisk("b", b"D" * 16) in bench.pending
 
 
-def test_a_lease_nobody_renews_expires_by_the_leaders_own_time_whatever_wall_clocks_say(bench):
+def test_unrenewed_lease_expires_by_leader_time_despite_wall_clock_jump(bench):
     bench.commit(encode_command(AcquireLeases(b"Q" * 16, "h1", 10_000, ("g/q1", "g/q2"))))
     bench.leader.tick()
     for node in "abc":
@@ -370,7 +372,7 @@ def test_a_lease_nobody_renews_expires_by_the_leaders_own_time_whatever_wall_clo
     assert [*bench.state.leases] == ["g/q1"]
 
 
-def test_an_expiry_that_was_lost_is_proposed_again_but_not_while_it_is_on_its_way(bench):
+def test_lost_lease_expiry_is_proposed_again_but_not_while_in_flight(bench):
     bench.commit(encode_command(AcquireLeases(b"Q" * 16, "h1", 1_000, ("g/q1",))))
     bench.leader.tick()
     bench.now_ns += SECOND_NS
@@ -385,7 +387,7 @@ def test_an_expiry_that_was_lost_is_proposed_again_but_not_while_it_is_on_its_wa
     assert not bench.state.leases
 
 
-def test_a_leader_that_comes_new_lets_every_lease_last_its_whole_time_again(bench):
+def test_new_leader_restarts_full_duration_of_leases(bench):
     bench.commit(encode_command(AcquireLeases(b"Q" * 16, "h1", 10_000, ("g/q1",))))
     bench.leader.tick()
     bench.now_ns += 9 * SECOND_NS

@@ -48,7 +48,7 @@ def grown_old(bench: Bench) -> None:
     assert len(bench.state.segments) == 1
 
 
-def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
+def test_old_segment_is_trimmed_once_by_node_clocks(bench):
     grown_old(bench)
     apply(bench.state, Configure(session_idle_minutes=0))
     week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
@@ -76,7 +76,7 @@ def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
     assert bench.pending == []
 
 
-def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench):
+def test_leader_with_different_settings_configures_cluster_once(bench):
     bench.configured = {"retention_bytes": 7, "retention_minutes": 5, "roll_minutes": 0}
     bench.lead()
     bench.leader.tick()
@@ -91,7 +91,7 @@ def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench
     assert bench.pending == [Configure(retention_bytes=7)]
 
 
-def test_settings_come_before_the_trims_that_they_allow_or_forbid(bench):
+def test_settings_are_applied_before_trims_are_planned(bench):
     grown_old(bench)
     bench.configured = {"retention_minutes": 0}
     bench.lead()
@@ -109,7 +109,7 @@ def test_settings_come_before_the_trims_that_they_allow_or_forbid(bench):
     assert bench.state.log_start == 0
 
 
-def test_a_trim_that_was_on_its_way_before_a_configuration_is_judged_by_it(bench):
+def test_trim_in_flight_is_rejected_after_configuration_disables_retention(bench):
     grown_old(bench)
     week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
     for node in "ab":
@@ -134,7 +134,7 @@ def ask(bench: Bench) -> None:
     bench.leader.plan()
 
 
-def test_a_request_is_decided_at_once_by_the_time_that_a_majority_of_clocks_has_reached(bench):
+def test_request_is_decided_once_at_time_reached_by_majority_of_clocks(bench):
     bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
     ask(bench)
     assert bench.pending == []  # Nobody knows what time it is.
@@ -149,7 +149,7 @@ def test_a_request_is_decided_at_once_by_the_time_that_a_majority_of_clocks_has_
     assert bench.state.configuration.roll_minutes == 7
 
 
-def test_a_request_that_comes_late_is_decided_against_and_forgotten(bench):
+def test_request_after_its_deadline_lapses_and_is_forgotten(bench):
     for node in "ab":
         bench.report(node, clock_ns=ASKED.until_ns + 1)
     ask(bench)
@@ -158,7 +158,7 @@ def test_a_request_that_comes_late_is_decided_against_and_forgotten(bench):
     assert not bench.state.asked
 
 
-def test_a_decision_that_was_lost_is_proposed_again_by_the_next_leader_and_made_once(bench):
+def test_lost_decision_is_proposed_again_by_next_leader_and_applied_once(bench):
     for node in "ab":
         bench.report(node)
     ask(bench)
@@ -173,7 +173,7 @@ def test_a_decision_that_was_lost_is_proposed_again_by_the_next_leader_and_made_
     assert bench.state.configuration.roll_minutes == 8
 
 
-def test_what_was_decided_is_forgotten_once_its_time_is_over(bench):
+def test_decided_request_is_forgotten_after_its_deadline(bench):
     for node in "ab":
         bench.report(node)
     ask(bench)
@@ -203,7 +203,7 @@ def leading_configure(**fields: int) -> Command:
     return decode_command(pb.Command(version=1, configure=pb.Configure(**fields)).SerializeToString())
 
 
-def test_a_merged_segment_that_is_old_is_rolled_once(bench):
+def test_old_merged_segment_is_rolled_once(bench):
     _aged(bench, 5)
     bench.leader.tick()
     bench.leader.tick()
@@ -218,7 +218,7 @@ def test_a_merged_segment_that_is_old_is_rolled_once(bench):
     assert sum(isinstance(command, Roll) for command, _ in bench.outcomes) == 1
 
 
-def test_one_clock_that_is_ahead_rolls_nothing(bench):
+def test_single_clock_ahead_rolls_no_segment(bench):
     _aged(bench, 4)
     bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
     bench.leader.tick()
@@ -230,7 +230,7 @@ RAISED = SubmitRequest(b"r" * 16, CLOCK_NS + 10 * SECOND_NS, RaiseFeatureLevel(2
 
 
 @pytest.mark.parametrize("latest", [1, 2])
-def test_a_level_is_raised_only_if_all_members_know_it_and_else_refused_by_name(bench, monkeypatch, latest):
+def test_feature_level_raise_is_rejected_with_member_name_unless_all_support_it(bench, monkeypatch, latest):
     monkeypatch.setattr(feature_level, "LATEST", 2)
     levels = [MemberLevel("a", 2, "2.0", True), MemberLevel("b", latest, "1.9", True)]
     monkeypatch.setattr(bench.leader, "_member_levels", lambda _now_ns: levels)

@@ -30,7 +30,7 @@ from sequencer.state.state_codec import decode_state, encode_state
 # Ends of lives
 
 
-def test_a_fence_that_was_lost_is_proposed_again_and_one_on_its_way_is_not(bench):
+def test_lost_fence_is_proposed_again_but_not_while_in_flight(bench):
     do_open(bench.state)
     do_open(bench.state, run=1)
     end = pb.SessionEnd(session_id=1, run=0, roll=0, offset=64)
@@ -47,7 +47,7 @@ def test_a_fence_that_was_lost_is_proposed_again_and_one_on_its_way_is_not(bench
     assert bench.pending == [FenceRun(1, 0)]
 
 
-def test_nodes_that_differ_stop_that_session_alone_and_it_is_said_once(bench, caplog):
+def test_only_session_with_disagreeing_nodes_stops_and_is_logged_once(bench, caplog):
     do_open(bench.state)
     do_open(bench.state, "b", incarnation=1)
     good, bad = writing(3), writing(3, salt=2)
@@ -60,7 +60,7 @@ def test_nodes_that_differ_stop_that_session_alone_and_it_is_said_once(bench, ca
     assert caplog.text.count("session_stopped") == 1
 
 
-def test_a_run_of_whose_end_nodes_have_other_bytes_is_not_closed_and_both_are_named(bench, caplog):
+def test_run_is_not_closed_if_final_checksums_differ_and_log_names_both_nodes(bench, caplog):
     do_open(bench.state)
     do_open(bench.state, run=1)
     do_fence(bench.state)
@@ -76,7 +76,7 @@ def test_a_run_of_whose_end_nodes_have_other_bytes_is_not_closed_and_both_are_na
     assert "others=a" in said
 
 
-def test_a_node_that_merged_something_else_than_the_others_is_named(bench):
+def test_node_with_diverged_merged_log_is_reported(bench):
     do_open(bench.state)
     for node in "abc":
         bench.report(node, marks_of(writing(3)))
@@ -105,7 +105,7 @@ def end_report(bench: Bench, node: str, session_id: int, offset: int, number: in
     bench.leader.on_report(node, report)
 
 
-def test_a_session_that_nobody_feeds_is_fenced_and_closed_and_one_with_a_stream_stays(bench):
+def test_idle_session_is_fenced_and_closed_while_connected_session_stays_open(bench):
     do_join(bench.state, "a", "b", "c")
     do_open(bench.state)
     do_open(bench.state, "fed", incarnation=1)
@@ -129,9 +129,7 @@ def test_a_session_that_nobody_feeds_is_fenced_and_closed_and_one_with_a_stream_
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_an_operator_closes_a_run_whose_end_is_lost_with_a_disk_also_after_nodes_said_what_they_hold(
-    bench, runs: int
-):
+def test_operator_close_ends_run_with_lost_end_after_wait_for_publisher(bench, runs: int):
     """What nodes hold says nothing of the publisher. A second run waits for the first one to end."""
     do_join(bench.state, "a", "b", "c")
     do_open(bench.state)
@@ -160,7 +158,7 @@ def test_an_operator_closes_a_run_whose_end_is_lost_with_a_disk_also_after_nodes
     assert [active.run for active in bench.state.sessions[1].active_runs] == [1][: runs - 1]
 
 
-def test_an_operator_closes_many_waiting_runs_of_which_no_node_has_a_byte_with_a_few_commands(bench):
+def test_operator_close_ends_many_waiting_runs_without_bytes_in_few_commands(bench):
     do_join(bench.state, "a", "b", "c")
     do_open(bench.state)
     count = 2 * LATER_MAX
@@ -195,7 +193,7 @@ def test_an_operator_closes_many_waiting_runs_of_which_no_node_has_a_byte_with_a
     assert encode_state(replayed) == encode_state(bench.state)
 
 
-def test_of_a_publisher_that_is_connected_an_operator_closes_no_run_but_the_one_that_is_merged(bench):
+def test_operator_close_ends_only_run_being_merged_while_publisher_is_connected(bench):
     do_join(bench.state, "a", "b", "c")
     for run in range(3):
         do_open(bench.state, run=run)
@@ -217,7 +215,7 @@ def test_of_a_publisher_that_is_connected_an_operator_closes_no_run_but_the_one_
     assert closing(bench) == [FenceRun(1, 2)], "it has left"
 
 
-def test_a_publisher_that_is_connected_may_still_bring_what_a_disk_lost(bench):
+def test_operator_close_keeps_run_with_lost_end_open_while_publisher_is_connected(bench):
     do_join(bench.state, "a", "b", "c")
     do_open(bench.state)
     bench.lead()
@@ -235,7 +233,7 @@ def test_a_publisher_that_is_connected_may_still_bring_what_a_disk_lost(bench):
     assert closing(bench) == []
 
 
-def test_the_leader_lets_go_of_old_records_and_of_all_it_knows_of_them(bench, monkeypatch):
+def test_leader_forgets_closed_session_and_its_tracked_state_after_durable_merge(bench, monkeypatch):
     monkeypatch.setattr("sequencer.leader.idle_sessions.FORGET_AT_ONCE", 1)
     monkeypatch.setattr("sequencer.leader.idle_sessions.OldSessions.__init__.__kwdefaults__", {"kept": 0})
     do_join(bench.state, "a", "b", "c")

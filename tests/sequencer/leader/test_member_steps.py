@@ -1,4 +1,4 @@
-"""Changes of the members: each step, then all orders of steps, lost disks and copies, while nothing is lost.
+"""Member changes: each step, and a model check that no order of events loses acknowledged bytes.
 
 `Voter` is a model of what is known of some bytes that were acknowledged once and are not merged: which voters
 hold them, and whose disk is whole. The decisions are the product's.
@@ -73,7 +73,7 @@ def next_step(steps: MemberSteps, state: SequencerState, *heard: str, now_ns: in
 # Single steps
 
 
-def test_a_node_is_added_as_a_learner_then_promoted_then_the_request_is_settled() -> None:
+def test_node_is_added_as_learner_then_promoted_then_request_is_settled() -> None:
     state = stage("a", "b", "c")
     assert must(MembersRequested, apply(state, RequestMembers("d", "d:1"))).number == 1
     steps = steps_of(state, members("a", "b", "c"), "a", tracking(3))
@@ -90,7 +90,7 @@ def test_a_node_is_added_as_a_learner_then_promoted_then_the_request_is_settled(
     assert (state.member_request, state.settled_members) == (None, (1, ""))
 
 
-def test_a_learner_far_behind_is_not_promoted() -> None:
+def test_learner_is_promoted_only_after_it_catches_up() -> None:
     state = stage("a")
     apply(state, RequestMembers("b", "b:1"))
     steps = steps_of(state, members("a", learners=("b",)), "a", tracking(1))
@@ -102,7 +102,7 @@ def test_a_learner_far_behind_is_not_promoted() -> None:
     assert steps.next_step({"a": 1}, 61 * NS) == PromoteLearner("b")
 
 
-def test_a_leader_that_is_to_go_lets_another_lead_first() -> None:
+def test_leader_to_be_removed_transfers_leadership_first() -> None:
     state = stage("a", "b", "c")
     apply(state, RequestMembers(removes="a"))
     for own, step in (("a", TransferLeadership()), ("b", RemoveMember("a"))):
@@ -113,7 +113,7 @@ def test_a_leader_that_is_to_go_lets_another_lead_first() -> None:
     assert sorted(state.disks) == ["b", "c"], "if it is added again, its disk must join again"
 
 
-def test_the_only_voter_stays() -> None:
+def test_removal_of_only_voter_is_rejected() -> None:
     state = stage("a")
     apply(state, RequestMembers(removes="a"))
     found = next_step(steps_of(state, members("a", learners=("b",)), "a", tracking(1)), state, "a")
@@ -122,7 +122,7 @@ def test_the_only_voter_stays() -> None:
     assert sorted(state.disks) == ["a"], "it was not removed"
 
 
-def test_a_dead_voter_is_replaced_while_the_others_are_whole() -> None:
+def test_dead_voter_is_removed_only_after_other_voters_hold_its_session_bytes() -> None:
     state = stage("a", "b", "c")
     apply(state, RequestMembers("d", "d:1", removes="c"))
     steps = steps_of(state, members("a", "b", "c", learners=("d",)), "a", tracking(3))
@@ -136,7 +136,7 @@ def test_a_dead_voter_is_replaced_while_the_others_are_whole() -> None:
 
 
 @pytest.mark.parametrize("is_consumed", [False, True])
-def test_what_is_merged_meanwhile_must_be_durable_in_the_merged_logs_of_a_majority(is_consumed: bool) -> None:
+def test_removal_waits_until_merged_bytes_are_durable_on_majority(is_consumed: bool) -> None:
     state = stage("a", "b", "c", "d")
     apply(state, RequestMembers(removes="d"))
     steps = steps_of(state, members("a", "b", "c", "d"), "a", tracking(4, "a", "b"))
@@ -148,7 +148,7 @@ def test_what_is_merged_meanwhile_must_be_durable_in_the_merged_logs_of_a_majori
         assert next_step(steps, state, *"abc") == RemoveMember("d")
 
 
-def test_one_change_at_a_time_from_the_feature_level_on() -> None:
+def test_member_changes_need_feature_level_and_run_one_at_a_time() -> None:
     state = stage("a", "b", "c")
     state.feature_level = MEMBER_CHANGES - 1
     assert "feature level" in apply(state, RequestMembers(removes="c")).why  # type: ignore[union-attr]
@@ -165,7 +165,7 @@ def test_one_change_at_a_time_from_the_feature_level_on() -> None:
 @pytest.mark.parametrize(
     "wrong", [("", "", ""), ("a", "a:1", "a"), ("a", "", ""), ("", "a:1", "b"), ("A B", "a:1", "")]
 )
-def test_a_request_that_changes_nothing_or_names_nobody_cannot_be_made(wrong: tuple[str, str, str]) -> None:
+def test_invalid_member_request_raises_value_error(wrong: tuple[str, str, str]) -> None:
     with pytest.raises(ValueError, match=r"a change of members|not a valid name"):
         RequestMembers(*wrong)
 
@@ -180,7 +180,7 @@ def test_a_request_that_changes_nothing_or_names_nobody_cannot_be_made(wrong: tu
         ("ab", "a", True),
     ],
 )
-def test_nothing_is_changed_before_a_majority_counts_acknowledgements_with_this_list(
+def test_member_change_waits_until_majority_uses_latest_member_list(
     voters: str, knowing: str, is_late: bool
 ) -> None:
     state = stage(*voters)
@@ -194,7 +194,7 @@ def test_nothing_is_changed_before_a_majority_counts_acknowledgements_with_this_
     assert steps.waits_for == (f"{late} must learn the last change of the members" if is_late else "")
 
 
-def test_a_voter_that_counts_with_an_older_list_may_hold_what_it_has_not_reported() -> None:
+def test_removal_waits_if_voter_with_older_list_may_hold_unreported_bytes() -> None:
     """The voters were b, c and d before, of which c and d are two. The last report of d is of then."""
     state = stage(*"abcd")
     apply(state, RequestMembers(removes="c"))
@@ -338,7 +338,7 @@ def forgotten(voters_max: int) -> tuple[list[State], int]:
 
 
 @pytest.mark.parametrize(("voters_max", "at_least"), [(5, 45), pytest.param(7, 130, marks=pytest.mark.slow)])
-def test_no_order_of_changes_lost_disks_and_copies_forgets_what_was_acknowledged(
+def test_acknowledged_bytes_survive_every_order_of_changes_lost_disks_and_copies(
     voters_max: int, at_least: int
 ) -> None:
     path, states = forgotten(voters_max)
@@ -372,7 +372,7 @@ def _all_heard(
         "no disk must be whole",
     ],
 )
-def test_each_rule_that_is_left_out_is_found(
+def test_model_check_finds_loss_for_each_omitted_rule(
     where: object, name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(where, name, wrong)
@@ -396,7 +396,7 @@ def lived(seed: int, steps: int) -> MemberWorld:
 
 
 @pytest.mark.slow
-def test_whatever_fails_while_members_come_and_go_all_that_was_promised_is_merged_once() -> None:
+def test_acknowledged_messages_are_merged_once_while_members_change_and_nodes_fail() -> None:
     """And each number of voters from one to seven occurs, or the world's checks would claim little."""
     worlds = [lived(seed, 1500) for seed in range(12)]
     assert {count for world in worlds for count in world.voters_seen} == {*range(1, 8)}
@@ -405,6 +405,6 @@ def test_whatever_fails_while_members_come_and_go_all_that_was_promised_is_merge
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_fails_while_members_come_and_go_for_long(seed: int) -> None:
+def test_acknowledged_messages_are_merged_once_in_long_simulations_of_member_changes(seed: int) -> None:
     for part in range(5):
         lived(1000 + 100 * seed + part, 3000)

@@ -1,4 +1,4 @@
-"""The plan: single decisions, then a stream in small that fails at random, checked at every step."""
+"""The merge planner: single decisions, then a small simulated cluster with random failures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def maybe_planned(
 # Instructions
 
 
-def test_what_a_majority_holds_is_planned_and_nothing_more() -> None:
+def test_only_ranges_held_by_majority_are_planned() -> None:
     _, tracker, speculation = stage()
     held(tracker, 1, 128, nodes=1)
     assert maybe_planned(speculation, tracker) is None
@@ -73,7 +73,7 @@ def test_what_a_majority_holds_is_planned_and_nothing_more() -> None:
     assert planned(speculation, tracker).ranges == (piece(),)
 
 
-def test_nothing_is_planned_where_nodes_disagree() -> None:
+def test_session_with_disagreeing_nodes_is_not_planned() -> None:
     _, tracker, speculation = stage(2)
     held(tracker, 1, 128)
     held(tracker, 2, 128)
@@ -81,7 +81,7 @@ def test_nothing_is_planned_where_nodes_disagree() -> None:
     assert [one.session_id for one in planned(speculation, tracker).ranges] == [2]
 
 
-def test_several_instructions_are_planned_ahead_and_apply_takes_them() -> None:
+def test_instructions_planned_ahead_are_accepted_by_apply() -> None:
     state, tracker, speculation = stage(2)
     apply(state, Configure(session_bytes_max=64))
     held(tracker, 1, 128, 192, 256)
@@ -93,7 +93,7 @@ def test_several_instructions_are_planned_ahead_and_apply_takes_them() -> None:
         must(RangesMerged, apply(state, merge))
 
 
-def test_what_was_planned_and_vanished_is_planned_again() -> None:
+def test_ranges_of_lost_instruction_are_planned_again() -> None:
     _, tracker, speculation = stage()
     held(tracker, 1, 128)
     first = planned(speculation, tracker)
@@ -101,7 +101,7 @@ def test_what_was_planned_and_vanished_is_planned_again() -> None:
     assert planned(speculation, tracker) == first
 
 
-def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_flight() -> None:
+def test_next_run_is_planned_while_end_of_current_run_is_in_flight() -> None:
     state, tracker, speculation = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
@@ -120,7 +120,7 @@ def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_fligh
     assert maybe_planned(speculation, tracker) is None
 
 
-def test_a_life_that_was_closed_where_it_is_merged_is_left_behind() -> None:
+def test_next_run_is_planned_after_current_run_is_closed_at_merged_end() -> None:
     state, tracker, speculation = stage()
     do_open(state, "s0", run=1)
     held(tracker, 1, 128)
@@ -131,7 +131,7 @@ def test_a_life_that_was_closed_where_it_is_merged_is_left_behind() -> None:
     assert planned(speculation, tracker).ranges == (piece(run=1),)
 
 
-def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
+def test_next_segment_is_planned_after_current_segment_is_complete() -> None:
     state, tracker, speculation = stage()
     held(tracker, 1, 128)
     marks = [BatchBoundary(64, 10, 7), BatchBoundary(128, 20, 8)]
@@ -143,13 +143,13 @@ def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
         must(RangesMerged, apply(state, merge))
 
 
-def test_a_later_segment_is_not_planned_while_the_first_was_not_reported() -> None:
+def test_next_segment_is_not_planned_before_first_segment_is_reported() -> None:
     _, tracker, speculation = stage()
     held(tracker, 1, 128, roll=1)
     assert maybe_planned(speculation, tracker) is None
 
 
-def test_a_segment_is_not_left_while_messages_of_it_are_missing() -> None:
+def test_next_segment_is_not_planned_while_current_segment_is_missing_messages() -> None:
     _, tracker, speculation = stage()
     held(tracker, 1, 128)
     for node in ("n0", "n1"):
@@ -160,7 +160,7 @@ def test_a_segment_is_not_left_while_messages_of_it_are_missing() -> None:
     assert maybe_planned(speculation, tracker) is None
 
 
-def test_a_range_keeps_to_the_cap_but_holds_a_batch() -> None:
+def test_range_stays_below_byte_cap_but_holds_at_least_one_batch() -> None:
     state, tracker, speculation = stage()
     apply(state, Configure(session_bytes_max=200))
     held(tracker, 1, 128, 256, 1000, 1200)
@@ -168,7 +168,7 @@ def test_a_range_keeps_to_the_cap_but_holds_a_batch() -> None:
     assert ends == [(64, 256), (256, 1000), (1000, 1200)]
 
 
-def test_a_batch_above_the_cap_is_planned_though_a_node_told_of_no_boundary_but_a_further_one() -> None:
+def test_batch_above_byte_cap_is_planned_despite_differing_boundaries_of_one_node() -> None:
     state, tracker, speculation = stage()
     apply(state, Configure(session_bytes_max=8))
     held(tracker, 1, 128, 256)
@@ -176,7 +176,7 @@ def test_a_batch_above_the_cap_is_planned_though_a_node_told_of_no_boundary_but_
     assert planned(speculation, tracker).ranges == (piece(),)
 
 
-def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
+def test_range_message_count_stays_within_block_limit() -> None:
     state, tracker, speculation = stage()
     marks = [BatchBoundary(64, 0, 64), *(BatchBoundary(64 + 8 * n, n * 2**30, n) for n in range(1, 9))]
     for node in ("n0", "n1"):
@@ -189,7 +189,7 @@ def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
     assert max(counts) <= COUNT_MAX
 
 
-def test_a_closed_life_is_planned_up_to_its_end_whatever_nodes_hold_beyond() -> None:
+def test_closed_run_is_planned_only_up_to_its_end() -> None:
     state, tracker, speculation = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
@@ -201,7 +201,7 @@ def test_a_closed_life_is_planned_up_to_its_end_whatever_nodes_hold_beyond() -> 
     must(RangesMerged, apply(state, merge))
 
 
-def test_sequencing_times_rise_whatever_the_clocks_say() -> None:
+def test_sequencing_times_increase_when_clock_jumps_back() -> None:
     state, tracker, speculation = stage()
     apply(state, Configure(session_bytes_max=1))
     held(tracker, 1, 128, 192, 256, 512)
@@ -211,7 +211,7 @@ def test_sequencing_times_rise_whatever_the_clocks_say() -> None:
 
 @pytest.mark.parametrize("idle", [0, 50])
 @pytest.mark.parametrize("cap", [MIB, 16 * MIB, 100 * MIB])
-def test_no_session_with_messages_waits_for_more_than_one_turn_of_the_others(idle: int, cap: int) -> None:
+def test_busy_session_waits_at_most_one_turn_of_other_busy_sessions(idle: int, cap: int) -> None:
     """All busy sessions fill their caps; idle ones, and those that waste their turn, take none from them."""
     busy = 9
     state, tracker, speculation = stage(idle + busy + 1)
@@ -236,7 +236,7 @@ def test_no_session_with_messages_waits_for_more_than_one_turn_of_the_others(idl
         assert max(b - a for a, b in zip([0, *took], [*took, busy * 3], strict=True)) <= longest
 
 
-def test_more_sessions_than_an_instruction_has_ranges_take_turns() -> None:
+def test_sessions_beyond_range_limit_are_planned_in_next_instruction() -> None:
     count = RANGES_MAX + 100
     state, tracker, speculation = stage(count)
     for session_id in range(1, count + 1):
@@ -250,7 +250,7 @@ def test_more_sessions_than_an_instruction_has_ranges_take_turns() -> None:
 # Dedup
 
 
-def test_twins_are_planned_in_the_order_in_which_apply_meets_them() -> None:
+def test_sessions_with_shared_dedup_id_are_planned_in_order_of_apply() -> None:
     """Session 1 must wait for ids that session 2 brings, whichever of them has its turn first."""
     for turn in (0, 2):
         state, tracker, speculation = stage(2, dedup="d")
@@ -267,7 +267,7 @@ def test_twins_are_planned_in_the_order_in_which_apply_meets_them() -> None:
             must(RangesMerged, apply(state, merge))
 
 
-def test_a_dedup_id_that_begins_is_begun_by_the_session_that_apply_meets_first() -> None:
+def test_new_dedup_id_starts_with_session_applied_first() -> None:
     for turn in (0, 2):
         state, tracker, speculation = stage(2, dedup="d")
         speculation.turn = turn
@@ -280,7 +280,7 @@ def test_a_dedup_id_that_begins_is_begun_by_the_session_that_apply_meets_first()
         assert speculation.wanted == state.wanted == {"d": 20}
 
 
-def test_ids_that_were_planned_and_vanished_are_wanted_again() -> None:
+def test_dedup_numbers_of_lost_instruction_are_expected_again() -> None:
     state, tracker, speculation = stage(2, dedup="d")
     state.wanted["d"] = 0
     held(tracker, 1, 128)
@@ -294,7 +294,7 @@ def test_ids_that_were_planned_and_vanished_are_wanted_again() -> None:
     assert maybe_planned(speculation, tracker) is None
 
 
-def test_sessions_that_wait_for_a_dedup_id_leave_their_turn_to_others() -> None:
+def test_sessions_waiting_for_dedup_number_yield_turn_to_others() -> None:
     state, tracker, speculation = stage(9, dedup="d")
     state.wanted["d"] = 0
     for session_id in range(1, 9):
@@ -322,20 +322,20 @@ def run(seed: int, steps: int, *, is_harsh: bool | None = None) -> World:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_all_that_was_promised_is_merged_once_and_in_order(seed: int) -> None:
+def test_acknowledged_messages_are_merged_once_and_in_order(seed: int) -> None:
     for part in range(20):
         run(seed * 1000 + part, 250)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_all_that_was_promised_is_merged_once_and_in_order_for_long(seed: int) -> None:
+def test_acknowledged_messages_are_merged_once_and_in_order_in_long_simulations(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(25):
         run(rng.getrandbits(32), rng.choice([200, 600]))
 
 
-def test_the_small_stream_is_not_idle() -> None:
+def test_simulations_produce_every_kind_of_outcome() -> None:
     """What the checks above claim would be empty if these did not happen."""
     worlds = [run(seed, 250) for seed in range(30)]
     outcomes = [outcome for world in worlds for outcome in world.log]
@@ -348,7 +348,7 @@ def test_the_small_stream_is_not_idle() -> None:
     assert sum(len(world.state.sessions) > len(world.present) for world in worlds) > 10
 
 
-def test_a_written_life_is_what_its_marks_say() -> None:
+def test_writing_model_returns_ends_of_its_batches_and_segments() -> None:
     written = Writing(3, 100, 1)
     written.append(8, 2)
     written.roll()
@@ -362,7 +362,7 @@ def test_a_written_life_is_what_its_marks_say() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
-def test_of_every_committed_range_some_disk_has_the_bytes_while_disks_are_lost_one_after_another(
+def test_committed_ranges_stay_on_some_disk_while_disks_are_lost_one_by_one(
     seed: int,
 ) -> None:
     """Every world here checks that whenever bytes are lost, dropped or committed. This is the hardest."""
@@ -392,7 +392,7 @@ PLAN_RESTORE = DiskRestoration.plan
         ),
     ],
 )
-def test_the_worlds_find_rules_that_lose_the_bytes_of_a_committed_range(
+def test_simulations_detect_faults_losing_bytes_of_committed_range(
     place: type, name: str, fault: object, first_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first seed is the least that finds it."""

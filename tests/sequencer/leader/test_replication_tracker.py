@@ -1,4 +1,4 @@
-"""The board against its dumb definition, and what asking it costs."""
+"""The replication tracker against a simple reference model, and the number of its lookups."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ STEPS = st.one_of(
 
 @given(st.sampled_from([1, 3, 5]), st.lists(STEPS, max_size=40))
 @settings(max_examples=100)
-def test_the_board_is_as_its_dumb_definition(members: int, steps: list[Any]) -> None:
+def test_tracker_matches_simple_reference_model(members: int, steps: list[Any]) -> None:
     tracker, dumb = ReplicationTracker(members), DumbBoard(members)
     differ: set[int] = set()
     for step in steps:
@@ -144,7 +144,7 @@ def check(tracker: ReplicationTracker, dumb: DumbBoard, key: SegmentKey) -> None
     assert sorted(tracker.finals(*key[:2]).values()) == sorted(finals)
 
 
-def test_a_disagreement_says_who_holds_what() -> None:
+def test_disagreement_names_nodes_and_their_boundaries() -> None:
     tracker = ReplicationTracker(3)
     key = KEYS[0]
     for node in ("n0", "n1"):
@@ -157,7 +157,7 @@ def test_a_disagreement_says_who_holds_what() -> None:
     assert tracker.disagreements == {1: found}
 
 
-def test_what_is_below_a_place_is_forgotten_and_the_place_itself_is_not() -> None:
+def test_prune_before_forgets_boundaries_below_offset_and_keeps_offset_itself() -> None:
     tracker = ReplicationTracker(3)
     for key in KEYS:
         for node in ("n0", "n1"):
@@ -170,7 +170,7 @@ def test_what_is_below_a_place_is_forgotten_and_the_place_itself_is_not() -> Non
     assert list(known.values()) == [[], [128, 256], [64, 128, 256], [64, 128, 256]]
 
 
-def test_a_majority_that_agrees_on_the_offset_alone_is_none() -> None:
+def test_majority_agreeing_only_on_offset_does_not_count() -> None:
     tracker = ReplicationTracker(3)
     for node, one in (
         ("n0", BatchBoundary(128, 5, 1)),
@@ -183,7 +183,7 @@ def test_a_majority_that_agrees_on_the_offset_alone_is_none() -> None:
 
 
 @pytest.mark.parametrize(("members", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
-def test_a_majority_is_more_than_half(members: int, needed: int) -> None:
+def test_majority_is_more_than_half_of_members(members: int, needed: int) -> None:
     tracker = ReplicationTracker(members)
     for count in range(1, members + 1):
         tracker.on_boundaries(f"n{count}", KEYS[0], [mark(128)])
@@ -194,7 +194,7 @@ def test_a_majority_is_more_than_half(members: int, needed: int) -> None:
 
 
 @given(st.sets(st.integers(0, 2**62)), st.data())
-def test_marks_survive_their_bytes(offsets: set[int], data: st.DataObject) -> None:
+def test_boundaries_survive_packing_and_unpacking(offsets: set[int], data: st.DataObject) -> None:
     marks = [
         BatchBoundary(one, data.draw(st.integers(0, 2**62)), data.draw(st.integers(0, 2**32 - 1)))
         for one in sorted(offsets)
@@ -203,7 +203,7 @@ def test_marks_survive_their_bytes(offsets: set[int], data: st.DataObject) -> No
 
 
 @given(st.binary(max_size=100))
-def test_random_bytes_are_marks_or_a_format_error(data: bytes) -> None:
+def test_random_bytes_unpack_to_boundaries_or_raise_format_error(data: bytes) -> None:
     try:
         marks = unpack_boundaries(data)
     except FormatError:
@@ -212,7 +212,7 @@ def test_random_bytes_are_marks_or_a_format_error(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("offsets", [(128, 64), (64, 64)], ids=["falling", "equal"])
-def test_marks_that_do_not_ascend_are_refused(offsets: tuple[int, int]) -> None:
+def test_unordered_or_truncated_boundaries_raise_format_error(offsets: tuple[int, int]) -> None:
     with pytest.raises(FormatError, match="do not ascend"):
         unpack_boundaries(pack_boundaries(mark(offset) for offset in offsets))
     with pytest.raises(FormatError, match="truncated"):
@@ -246,7 +246,7 @@ MANY = [BatchBoundary(64 + 160 * index, index, index) for index in range(100_001
 
 
 @pytest.mark.parametrize("others", [0, 1, 50_000, 100_000])
-def test_the_furthest_of_100000_boundaries_is_found_in_a_few_looks(others: int) -> None:
+def test_furthest_of_100000_boundaries_is_found_in_few_lookups(others: int) -> None:
     """One node holds all of a segment, the others as many batches of it as that."""
     tracker, key = ReplicationTracker(3), KEYS[0]
     tracker.on_boundaries("n0", key, MANY)
@@ -259,7 +259,7 @@ def test_the_furthest_of_100000_boundaries_is_found_in_a_few_looks(others: int) 
     assert Counting.looks <= 4
 
 
-def test_what_a_forgotten_node_had_reached_is_not_searched() -> None:
+def test_boundaries_of_forgotten_node_are_not_searched() -> None:
     tracker, key = ReplicationTracker(3), KEYS[0]
     for node in ("n0", "n1"):
         tracker.on_boundaries(node, key, MANY[:10_000])

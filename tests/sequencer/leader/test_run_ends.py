@@ -1,4 +1,4 @@
-"""The ends of lives: where they come, who has a say about them, and when a lost disk's successor has one."""
+"""Fencing and closing of runs, restoration of replaced disks, and ends that were lost with a disk."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def final(
     tracker.on_final(f"n{node}", SessionEnd(session_id, run, roll, offset, (offset - 64) // 8), None)
 
 
-def test_a_life_without_successor_is_never_ended() -> None:
+def test_run_without_successor_is_not_fenced_or_closed() -> None:
     state, tracker = stage()
     tracker.on_announced(SessionEnd(1, 0, 0, 64, 0))
     assert planned(state, tracker) == []
 
 
-def test_a_life_with_a_successor_is_fenced_when_a_majority_has_what_was_announced() -> None:
+def test_run_with_successor_is_fenced_when_majority_holds_announced_end() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     tracker.on_announced(SessionEnd(1, 0, 0, 256, 20))
@@ -67,7 +67,7 @@ def test_a_life_with_a_successor_is_fenced_when_a_majority_has_what_was_announce
 @pytest.mark.parametrize(
     "end", [SessionEnd(1, 0, 0, 64, 0), SessionEnd(1, 0, 0, 128, 10)], ids=["empty", "merged"]
 )
-def test_what_was_announced_needs_no_report_if_it_is_empty_or_merged(end: SessionEnd) -> None:
+def test_run_with_empty_or_merged_announced_end_is_fenced_without_reports(end: SessionEnd) -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_merge(state, piece())
@@ -75,7 +75,7 @@ def test_what_was_announced_needs_no_report_if_it_is_empty_or_merged(end: Sessio
     assert planned(state, tracker) == [FenceRun(1, 0)]
 
 
-def test_a_life_of_whose_end_nobody_has_word_is_not_fenced() -> None:
+def test_run_without_announced_end_is_not_fenced() -> None:
     """Its sender may be cut off for hours, with messages that only its own disk has."""
     state, tracker = stage()
     do_open(state, "s0", run=1)
@@ -83,7 +83,7 @@ def test_a_life_of_whose_end_nobody_has_word_is_not_fenced() -> None:
     assert planned(state, tracker) == []
 
 
-def test_an_incarnation_that_was_taken_over_is_fenced_at_once() -> None:
+def test_superseded_incarnation_is_fenced_immediately() -> None:
     state, tracker = stage()
     do_open(state, "s0", incarnation=1)
     assert planned(state, tracker) == [FenceRun(1, 0)]
@@ -92,7 +92,7 @@ def test_an_incarnation_that_was_taken_over_is_fenced_at_once() -> None:
     assert planned(state, tracker) == [FenceRun(1, 0)]
 
 
-def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
+def test_run_is_closed_at_furthest_final_end_of_majority() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
@@ -108,7 +108,7 @@ def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
 
 
 @pytest.mark.parametrize(("offset", "number"), [(0, 0), (129, 10), (1 << 63, 10), (128, 1 << 63)])
-def test_an_announced_end_that_cannot_be_one_stops_no_leader(offset: int, number: int) -> None:
+def test_run_is_closed_despite_invalid_announced_end(offset: int, number: int) -> None:
     """It comes from a publisher."""
     state, tracker = stage()
     do_open(state, "s0", run=1)
@@ -119,7 +119,7 @@ def test_an_announced_end_that_cannot_be_one_stops_no_leader(offset: int, number
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8)]
 
 
-def test_a_life_is_never_closed_below_what_is_merged() -> None:
+def test_run_is_not_closed_below_merged_end() -> None:
     """Nodes that were built anew hold less."""
     state, tracker = stage()
     do_open(state, "s0", run=1)
@@ -132,7 +132,7 @@ def test_a_life_is_never_closed_below_what_is_merged() -> None:
     must(RunClosed, apply(state, close))
 
 
-def test_a_life_is_not_ended_where_nodes_disagree() -> None:
+def test_run_is_not_fenced_or_closed_while_nodes_disagree() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     held(tracker, 1, 128)
@@ -144,7 +144,7 @@ def test_a_life_is_not_ended_where_nodes_disagree() -> None:
     assert planned(state, tracker) == []
 
 
-def test_nodes_whose_ends_are_at_one_place_with_other_bytes_before_it_end_no_life() -> None:
+def test_run_is_not_closed_if_final_ends_have_different_checksums() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
@@ -158,7 +158,7 @@ def test_nodes_whose_ends_are_at_one_place_with_other_bytes_before_it_end_no_lif
 
 
 @pytest.mark.parametrize("is_final_first", [False, True])
-def test_a_nearer_end_with_other_bytes_than_a_further_one_has_ends_no_life(is_final_first: bool) -> None:
+def test_run_is_not_closed_if_nearer_final_end_disagrees_with_further_one(is_final_first: bool) -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
@@ -173,7 +173,7 @@ def test_a_nearer_end_with_other_bytes_than_a_further_one_has_ends_no_life(is_fi
     assert {tracker.disagreements[1].node, *tracker.disagreements[1].others} == {"n0", "n1"}
 
 
-def test_ends_that_agree_to_the_last_byte_end_a_life() -> None:
+def test_run_is_closed_if_final_ends_agree_on_checksums() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
@@ -187,7 +187,7 @@ def test_ends_that_agree_to_the_last_byte_end_a_life() -> None:
     assert not tracker.disagreements
 
 
-def test_an_incarnation_is_closed_behind_the_older_one() -> None:
+def test_newer_incarnation_is_closed_after_older_one() -> None:
     state, tracker = stage()
     do_open(state, "s0", incarnation=1)
     do_open(state, "s0", incarnation=2)
@@ -203,7 +203,7 @@ def test_an_incarnation_is_closed_behind_the_older_one() -> None:
 # Who has a say
 
 
-def test_a_disk_that_took_the_place_of_another_has_no_say_about_the_end_of_a_life_that_was_open() -> None:
+def test_replacement_disk_counts_for_end_of_open_run_only_after_restoration() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_join(state, "n2", disk=1)
@@ -218,7 +218,7 @@ def test_a_disk_that_took_the_place_of_another_has_no_say_about_the_end_of_a_lif
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8)]
 
 
-def test_where_all_nodes_have_their_say_no_disk_need_be_whole() -> None:
+def test_run_is_closed_without_whole_disks_if_all_nodes_report_ends() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     for node in ("n0", "n1", "n2"):
@@ -230,7 +230,7 @@ def test_where_all_nodes_have_their_say_no_disk_need_be_whole() -> None:
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 192, 16)]
 
 
-def test_a_session_is_looked_at_again_when_something_is_new_of_it_and_only_then() -> None:
+def test_session_is_checked_again_only_after_news() -> None:
     state, tracker = stage()
     for n in range(1, 50):
         do_open(state, f"s{n}")
@@ -263,7 +263,7 @@ def broken() -> tuple[SequencerState, ReplicationTracker, DiskRestoration]:
 RESTORE = RestoreDisk("n2", bytes([1]) * 16)
 
 
-def test_a_disk_is_whole_when_it_holds_what_a_majority_of_the_others_held_once_it_had_joined() -> None:
+def test_disk_is_restored_when_it_holds_bytes_held_by_majority_of_others_at_join() -> None:
     _, tracker, restoring = broken()
     holds("n0", tracker, 128, 256)
     holds("n1", tracker, 128)
@@ -277,7 +277,7 @@ def test_a_disk_is_whole_when_it_holds_what_a_majority_of_the_others_held_once_i
     assert restoring.plan({}, {}) == [RESTORE]
 
 
-def test_what_is_merged_or_behind_an_end_need_not_be_held() -> None:
+def test_disk_is_restored_without_merged_bytes_and_bytes_after_run_end() -> None:
     state, tracker, restoring = broken()
     do_open(state, "s1")
     do_open(state, "s2")
@@ -295,13 +295,13 @@ def test_what_is_merged_or_behind_an_end_need_not_be_held() -> None:
     assert restoring.plan(told, {}) == [RESTORE]
 
 
-def test_where_nothing_was_held_a_disk_is_whole_as_soon_as_that_is_known() -> None:
+def test_disk_is_restored_once_all_others_report_no_bytes() -> None:
     _, _, restoring = broken()
     assert restoring.plan({"n0": 4}, {}) == []
     assert restoring.plan({"n0": 4, "n1": 4}, {}) == [RESTORE]
 
 
-def test_a_disk_is_whole_only_once_its_node_has_merged_what_was_committed_when_it_had_joined() -> None:
+def test_disk_is_restored_only_after_merge_of_instructions_committed_at_join() -> None:
     state, tracker = stage()
     do_open(state, "s1")
     do_merge(state, piece(1, end=128, count=10))
@@ -316,7 +316,7 @@ def test_a_disk_is_whole_only_once_its_node_has_merged_what_was_committed_when_i
     assert restoring.plan(told, {"n2": 1}) == [RESTORE], "what came later it was there for"
 
 
-def test_what_was_planned_before_a_disk_had_joined_may_count_on_the_disk_before() -> None:
+def test_disk_is_restored_only_after_merge_of_instructions_planned_before_join() -> None:
     state, tracker = stage()
     do_join(state, "n2", disk=1)
     restoring, told = DiskRestoration(state, tracker), {"n0": 4, "n1": 4, "n2": 4}
@@ -325,7 +325,7 @@ def test_what_was_planned_before_a_disk_had_joined_may_count_on_the_disk_before(
     assert restoring.plan(told, {"n2": 2}, planned=5) == [RESTORE]
 
 
-def test_a_disk_that_was_lost_too_does_not_vouch_for_another_unless_all_others_are_asked() -> None:
+def test_replacement_disk_does_not_vouch_for_another_unless_all_others_report() -> None:
     state, _ = stage()
     tracker = ReplicationTracker(5)
     do_join(state, "n3", "n4")
@@ -359,7 +359,7 @@ def closed_at_256(*, superseded: bool = True) -> tuple[SequencerState, Replicati
 TOLD = {"n0": 4, "n1": 4, "n2": 4}
 
 
-def test_a_life_whose_end_is_lost_is_closed_at_what_is_left_once_all_nodes_were_heard() -> None:
+def test_run_with_lost_end_is_closed_at_remaining_end_after_all_nodes_report() -> None:
     state, _, endings = closed_at_256()
     assert endings.plan_lost({"n0": 4, "n1": 4}) == []
     assert endings.plan_lost(TOLD | {"n1": 3}) == []
@@ -372,7 +372,7 @@ def test_a_life_whose_end_is_lost_is_closed_at_what_is_left_once_all_nodes_were_
     assert endings.plan_lost(TOLD) == []
 
 
-def test_an_end_that_a_node_holds_or_a_sender_may_bring_is_not_lost() -> None:
+def test_run_end_is_not_lost_while_node_holds_it_or_publisher_may_send_it() -> None:
     _, tracker, endings = closed_at_256()
     holds("n1", tracker, 128, 256)
     assert endings.plan_lost(TOLD) == []
@@ -384,7 +384,7 @@ def test_an_end_that_a_node_holds_or_a_sender_may_bring_is_not_lost() -> None:
     assert endings.plan_lost(TOLD) == [CloseRun(1, 0, 0, 128, 10, announced=End(0, 128, 10))]
 
 
-def test_what_is_merged_stays_merged_when_the_rest_is_lost() -> None:
+def test_run_with_lost_end_is_closed_at_merged_end() -> None:
     state, tracker, _ = closed_at_256()
     do_merge(state, piece())
     tracker.forget_node("n0")
@@ -409,7 +409,7 @@ def sealed_stage(*, is_superseded: bool = False) -> tuple[SequencerState, Replic
     return state, ReplicationTracker(3)
 
 
-def test_a_sealed_run_is_neither_fenced_nor_closed_while_its_sender_may_come() -> None:
+def test_sealed_run_is_not_fenced_or_closed_while_its_publisher_may_return() -> None:
     state, tracker = sealed_stage()
     assert planned(state, tracker) == []
     held(tracker, 1, 128)
@@ -419,7 +419,7 @@ def test_a_sealed_run_is_neither_fenced_nor_closed_while_its_sender_may_come() -
     assert planned(state, tracker) == []
 
 
-def test_a_sealed_run_whose_sender_has_less_than_it_said_is_fenced_when_a_majority_has_that() -> None:
+def test_sealed_run_is_fenced_when_majority_holds_its_shorter_announced_end() -> None:
     state, tracker = sealed_stage()
     tracker.on_announced(SessionEnd(1, 0, 0, 128, 10))
     assert planned(state, tracker) == []
@@ -427,7 +427,7 @@ def test_a_sealed_run_whose_sender_has_less_than_it_said_is_fenced_when_a_majori
     assert planned(state, tracker) == [FenceRun(1, 0)]
 
 
-def test_a_sealed_run_that_nobody_brings_any_more_is_fenced_and_closed_where_it_ends() -> None:
+def test_superseded_sealed_run_is_fenced_and_closed_at_furthest_final_end() -> None:
     state, tracker = sealed_stage(is_superseded=True)
     held(tracker, 1, 128)
     assert planned(state, tracker) == [FenceRun(1, 0, (1,))]
@@ -437,7 +437,7 @@ def test_a_sealed_run_that_nobody_brings_any_more_is_fenced_and_closed_where_it_
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8)]
 
 
-def test_runs_after_the_one_that_ends_are_closed_with_it_if_enough_disks_have_nothing_of_them() -> None:
+def test_later_runs_empty_on_majority_are_closed_with_first_run() -> None:
     state, tracker = stage()
     for run in (1, 2, 3):
         do_open(state, "s0", run=run)
@@ -452,7 +452,7 @@ def test_runs_after_the_one_that_ends_are_closed_with_it_if_enough_disks_have_no
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8, (1, 3))]
 
 
-def test_a_later_run_whose_announced_messages_no_node_has_is_counted() -> None:
+def test_later_run_with_lost_announced_messages_counts_as_cut_short() -> None:
     """The only node that had them is lost."""
     state, tracker = stage()
     for run in (1, 2):
@@ -471,7 +471,7 @@ def test_a_later_run_whose_announced_messages_no_node_has_is_counted() -> None:
     assert state.runs_cut_short == 1
 
 
-def test_a_run_whose_publisher_may_come_back_is_fenced_alone() -> None:
+def test_run_is_fenced_alone_while_its_publisher_may_return() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_open(state, "s0", run=2)
@@ -480,26 +480,26 @@ def test_a_run_whose_publisher_may_come_back_is_fenced_alone() -> None:
     assert planned(state, tracker) == [FenceRun(1, 0)]
 
 
-def test_a_sealed_run_that_a_majority_holds_is_merged_though_those_around_it_are_given_up() -> None:
+def test_sealed_run_held_by_majority_is_not_fenced_with_superseded_run_before_it() -> None:
     state, tracker = sealed_stage(is_superseded=True)
     held(tracker, 1, 256, run=1)
     assert planned(state, tracker) == [FenceRun(1, 0)]
 
 
-def test_a_sealed_run_that_is_whole_on_a_majority_needs_no_fence_though_nobody_comes() -> None:
+def test_superseded_sealed_run_complete_on_majority_is_not_fenced() -> None:
     state, tracker = sealed_stage(is_superseded=True)
     held(tracker, 1, 256)
     assert planned(state, tracker) == []
 
 
-def test_a_session_that_is_given_up_ends_its_sealed_runs() -> None:
+def test_abandoned_session_fences_its_sealed_runs() -> None:
     state, tracker = sealed_stage()
     closer = SessionCloser(state, tracker)
     closer.give_up([1])
     assert closer.plan() == [FenceRun(1, 0, (1,))]
 
 
-def test_no_nearer_end_is_looked_for_of_a_sealed_run() -> None:
+def test_sealed_run_is_not_closed_at_nearer_end() -> None:
     state, tracker = sealed_stage(is_superseded=True)
     for node in range(3):
         holds(f"n{node}", tracker, 128)

@@ -1,4 +1,4 @@
-"""What the merger logs while it cannot merge: at first, at once if it changes, and once a minute."""
+"""Log lines of a blocked merger: new problems immediately, the same problem once a minute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import rt
 from sequencer.merged.blocked_log import LOG_AGAIN_S, BlockedLog
 
 
-def test_a_full_disk_is_logged_at_first_then_once_a_minute_and_another_problem_at_once(
+def test_blocked_log_repeats_problem_once_a_minute_and_logs_new_problem_immediately(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0

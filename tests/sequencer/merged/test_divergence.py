@@ -1,4 +1,4 @@
-"""Which nodes differ: only those that a majority agrees without."""
+"""Detection of nodes whose merged log differs from the majority's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def leading(members: int, plans: list[WritePlan]) -> DivergenceDetector:
     return chains
 
 
-def test_one_that_differs_is_told_once_a_majority_agrees_whichever_instructions_they_are_at() -> None:
+def test_diverged_node_is_reported_once_majority_agrees_at_any_instruction() -> None:
     plans = merged(5)
     chains = leading(3, plans)
     assert chains.on_reported("b", 2, 99) == []
@@ -38,7 +38,7 @@ def test_one_that_differs_is_told_once_a_majority_agrees_whichever_instructions_
     assert chains.on_reported("b", 3, 98) == [Divergence("b", 3, 98, plans[2].chain)]
 
 
-def test_a_leader_that_a_majority_differs_from_is_what_is_wrong() -> None:
+def test_leader_is_reported_as_diverged_if_majority_differs_from_it() -> None:
     plans = merged(3)
     chains = leading(3, plans)
     assert chains.on_reported("a", 1, plans[0].chain) == []
@@ -46,7 +46,7 @@ def test_a_leader_that_a_majority_differs_from_is_what_is_wrong() -> None:
     assert chains.on_reported("c", 3, 99) == [Divergence(None, 2, plans[1].chain, 98)]
 
 
-def test_what_is_not_known_of_either_side_says_nothing() -> None:
+def test_unknown_instruction_or_checksum_reports_no_divergence() -> None:
     plans = merged(3)
     chains = leading(1, plans[1:])
     assert chains.on_reported("a", 1, 5) == []
@@ -55,7 +55,7 @@ def test_what_is_not_known_of_either_side_says_nothing() -> None:
     assert chains.on_reported("a", 3, 5) == [Divergence(None, 3, plans[2].chain, 5)]
 
 
-def test_so_many_chains_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_latest_checksums_up_to_chains_max_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence_check, "CHAINS_MAX", 3)
     plans = merged(10)
     chains = leading(1, plans)
@@ -65,7 +65,7 @@ def test_so_many_chains_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("members", [1, 3, 5, 7])
 @pytest.mark.parametrize("seed", range(20))
-def test_nodes_stop_that_differ_from_a_majority_and_no_others(members: int, seed: int) -> None:
+def test_only_nodes_diverged_from_majority_are_reported(members: int, seed: int) -> None:
     rng = random.Random(seed)
     plans = merged(20)
     chains = leading(members, plans)

@@ -1,4 +1,4 @@
-"""What is fetched for a merger that waits, and when; from whom merged bytes may be copied."""
+"""Input that a waiting merger fetches, and peers from which it copies merged bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_halves() -> Story:
     return story
 
 
-def test_all_that_the_first_plan_needs_is_fetched_and_of_later_ones_as_much_as_fits() -> None:
+def test_ranges_of_first_plan_are_fetched_fully_and_of_later_plans_up_to_byte_limit() -> None:
     first = [block for block in STORY.plans[0].blocks if not block.is_declaration]
     found = plan_ranges(STORY.plans, lambda _: False, bytes_max=1)
     assert [(one.session_id, one.segment, one.start, one.end, one.chain_end) for one in found] == [
@@ -48,14 +48,14 @@ def test_all_that_the_first_plan_needs_is_fetched_and_of_later_ones_as_much_as_f
     assert len(plan_ranges(STORY.plans, lambda _: False)) == len(BLOCKS), "each is of another segment"
 
 
-def test_nothing_is_fetched_that_is_here() -> None:
+def test_ranges_already_present_are_not_fetched() -> None:
     assert plan_ranges(STORY.plans, lambda _: True) == []
     wanted = BLOCKS[4]
     (found,) = plan_ranges(STORY.plans, lambda block: block is not wanted)
     assert (found.session_id, found.start, found.end) == (wanted.session_id, wanted.start, wanted.end)
 
 
-def test_ranges_that_follow_each_other_in_a_segment_are_joined_unless_what_is_between_is_here() -> None:
+def test_adjacent_ranges_of_segment_are_joined_unless_range_between_is_present() -> None:
     story = in_halves()
     blocks = [block for plan in story.plans for block in plan.blocks if not block.is_declaration]
     found = plan_ranges(story.plans, lambda _: False)
@@ -80,13 +80,13 @@ def test_ranges_that_follow_each_other_in_a_segment_are_joined_unless_what_is_be
         pytest.param(SLOW_S, 0.1, True, True, id="a stream that takes too long"),
     ],
 )
-def test_missing_input_is_fetched_once_no_stream_brings_it_in_time(
+def test_missing_input_is_fetched_only_if_no_stream_delivers_it_in_time(
     waited_s: float, still_s: float, is_coming: bool, due: bool
 ) -> None:
     assert is_due(waited_s=waited_s, still_s=still_s, is_coming=is_coming) == due
 
 
-def test_merged_bytes_are_copied_only_from_peers_that_are_ahead_the_furthest_first() -> None:
+def test_merged_bytes_are_copied_only_from_peers_ahead_furthest_first() -> None:
     ends = {"a": 10, "b": 12, "c": 30}
     assert peers_ahead(ends, 10, is_cut_off=False) == ["c", "b"]
     assert peers_ahead(ends, 30, is_cut_off=False) == []
@@ -108,7 +108,7 @@ def fetched_of(block: BlockWrite, *, chain_end: int) -> FetchedRange:
     return FetchedRange(one, memoryview(bytes(block.end - block.start)), marks)
 
 
-def test_a_fetched_range_is_found_until_it_is_merged_and_only_with_the_chain_that_is_wanted() -> None:
+def test_fetched_range_is_found_by_matching_checksum_until_merged() -> None:
     block, other = BLOCKS[:2]
     ranges = FetchedRanges()
     ranges.add(fetched_of(block, chain_end=block.chain_end ^ 1))

@@ -1,4 +1,4 @@
-"""The merger on disks that fail, fill up and lose power leaves what an uninterrupted run leaves."""
+"""The merger on disks that fail, fill up or lose power writes the bytes of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def merger(disk: MemoryDisk, sources: FakeSources) -> Iterator[Merger]:
     merger.close()
 
 
-def test_plans_carried_out_make_the_bytes_of_the_dumbest_merger(merger, disk):
+def test_executed_plans_write_bytes_of_reference_merger(merger, disk):
     assert len(FILES) > 2, "the story rolls"
     begin(merger, STORY)
     merger.wait_written(LAST)
@@ -70,7 +70,7 @@ def test_plans_carried_out_make_the_bytes_of_the_dumbest_merger(merger, disk):
     assert (merger.place, merger.position) == (STORY.end, STORY.state.position)
 
 
-def test_a_segment_that_is_rolled_by_age_is_sealed_without_a_message_and_may_be_trimmed(disk):
+def test_segment_rolled_by_age_is_sealed_without_message_and_can_be_trimmed(disk):
     story = Story.drawn(rolled=(2, 6))
     merger = open_merger(disk, story)
     try:
@@ -94,7 +94,7 @@ def test_a_segment_that_is_rolled_by_age_is_sealed_without_a_message_and_may_be_
         merger.close()
 
 
-def test_plans_that_are_carried_out_again_change_nothing(merger, disk):
+def test_plans_executed_again_leave_log_unchanged(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     for plan in STORY.plans:
@@ -105,7 +105,7 @@ def test_plans_that_are_carried_out_again_change_nothing(merger, disk):
     assert merger.failure is None
 
 
-def test_a_log_that_goes_on_after_each_restart_with_overlapping_plans_is_the_same(disk):
+def test_restarts_with_overlapping_plans_write_same_bytes(disk):
     for until in range(1, len(STORY.plans) + 1):
         merger = open_merger(disk, STORY)
         first = max(0, until - 3)
@@ -137,13 +137,13 @@ def add_each(merger: Merger, plans: Sequence[WritePlan]) -> None:
         (None, {}, False),
     ],
 )
-def test_a_plan_is_quick_if_it_is_one_short_write_at_the_end(here, change, expected):
+def test_plan_is_quick_only_as_one_short_write_at_log_end(here, change, expected):
     plan = replace(STORY.plans[0], offset=64, end_offset=1000, blocks=())
     place = None if here is None else LogOffset(*plan.segment, here)
     assert is_quick(replace(plan, **change), place) is expected
 
 
-def test_small_plans_are_executed_by_whoever_adds_them_and_make_the_same_bytes(disk):
+def test_small_plans_run_in_adding_thread_and_write_same_bytes(disk):
     story = Story.drawn(roll_bytes=1 << 20)
     story.put_sessions(disk)
     threads: list[int] = []
@@ -159,14 +159,14 @@ def test_small_plans_are_executed_by_whoever_adds_them_and_make_the_same_bytes(d
         merger.close()
 
 
-def test_plans_added_one_by_one_make_the_same_bytes_also_where_segments_roll(merger, disk):
+def test_plans_added_one_by_one_write_same_bytes_across_rolls(merger, disk):
     begin(merger, STORY, STORY.plans[:1])
     add_each(merger, STORY.plans[1:])
     merger.wait_written(LAST)
     assert merged_files(disk) == FILES
 
 
-def test_a_small_plan_whose_input_is_missing_or_wrong_is_left_to_the_thread(disk):
+def test_small_plan_with_missing_or_wrong_input_is_left_to_merger_thread(disk):
     story = Story.drawn(roll_bytes=1 << 20)
     story.put_sessions(disk)
     sources = FakeSources(disk, story)
@@ -194,9 +194,7 @@ def test_a_small_plan_whose_input_is_missing_or_wrong_is_left_to_the_thread(disk
 
 
 @pytest.mark.parametrize("error", [DiskFull("no space"), StorageFailed("it broke"), ZeroDivisionError()])
-def test_a_small_plan_that_fails_is_executed_again_by_the_thread_or_stops_the_merger(
-    disk, error, monkeypatch
-):
+def test_failed_small_plan_is_retried_by_merger_thread_or_stops_merger(disk, error, monkeypatch):
     story = Story.drawn(roll_bytes=1 << 20)
     story.put_sessions(disk)
     merger = open_merger(disk, story)
@@ -225,7 +223,7 @@ def test_a_small_plan_that_fails_is_executed_again_by_the_thread_or_stops_the_me
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_a_small_plan_that_is_interrupted_leaves_the_merger_to_its_thread(disk, is_begun, monkeypatch):
+def test_interrupted_small_plan_is_completed_by_merger_thread(disk, is_begun, monkeypatch):
     story = Story.drawn(roll_bytes=1 << 20)
     story.put_sessions(disk)
     merger = open_merger(disk, story)
@@ -249,7 +247,7 @@ def test_a_small_plan_that_is_interrupted_leaves_the_merger_to_its_thread(disk, 
         merger.close()
 
 
-def test_a_merger_is_held_only_when_a_plan_that_is_being_added_is_executed(disk, monkeypatch):
+def test_pause_waits_for_small_plan_in_execution(disk, monkeypatch):
     story = Story.drawn(roll_bytes=1 << 20)
     story.put_sessions(disk)
     merger = open_merger(disk, story)
@@ -290,7 +288,7 @@ def _end_behind(count: int):
     return LogOffset(*plan.segment, plan.end_offset), reached
 
 
-def test_missing_input_is_named_and_waited_for(merger, disk, sources):
+def test_missing_input_is_reported_and_waited_for(merger, disk, sources):
     hidden = (2, SegmentId(0, 3))
     sources.hidden.add(hidden)
     begin(merger, STORY)
@@ -304,7 +302,7 @@ def test_missing_input_is_named_and_waited_for(merger, disk, sources):
     assert merged_files(disk) == FILES
 
 
-def test_a_snapshot_with_the_plan_that_is_being_executed_does_not_make_the_log_differ(disk):
+def test_snapshot_with_plan_in_execution_causes_no_divergence(disk):
     story = Story.drawn(roll_bytes=1 << 20)
     story.put_sessions(disk)
     sources = FakeSources(disk, story)
@@ -324,7 +322,7 @@ def test_a_snapshot_with_the_plan_that_is_being_executed_does_not_make_the_log_d
         merger.close()
 
 
-def test_input_with_another_chain_is_never_merged_and_told_once(merger, sources, disk):
+def test_input_with_wrong_running_checksum_is_reported_once_and_never_merged(merger, sources, disk):
     sources.wrong.add((2, SegmentId(0, 3)))
     begin(merger, STORY)
     wait_until(lambda: bool(sources.bad))
@@ -336,7 +334,7 @@ def test_input_with_another_chain_is_never_merged_and_told_once(merger, sources,
     assert merged_files(disk) == FILES
 
 
-def test_a_copy_that_is_cut_short_is_missing_input_and_other_bytes_are_taken(merger, disk):
+def test_truncated_session_replica_is_missing_input_until_refilled(merger, disk):
     path = "/node/2/log.0.3"
     disk.write(path, disk.read(path)[:100])
     begin(merger, STORY)
@@ -350,9 +348,7 @@ def test_a_copy_that_is_cut_short_is_missing_input_and_other_bytes_are_taken(mer
 
 
 @pytest.mark.parametrize("at", [64 + 20, 64 + 64 + 3, -1], ids=["header", "columns", "values"])
-def test_a_byte_of_a_copy_that_flipped_since_it_came_is_never_merged_and_good_bytes_are(
-    merger, disk, sources, at
-):
+def test_corrupt_session_replica_is_merged_only_after_valid_bytes_return(merger, disk, sources, at):
     path = "/node/2/log.0.3"
     good = disk.read(path)
     bad = bytearray(good)
@@ -373,7 +369,7 @@ def test_a_byte_of_a_copy_that_flipped_since_it_came_is_never_merged_and_good_by
     assert merged_files(disk) == FILES
 
 
-def test_a_log_that_ends_before_the_first_plan_has_a_gap_and_writes_nothing(merger, disk):
+def test_log_that_ends_before_first_plan_reports_gap_and_writes_nothing(merger, disk):
     begin(merger, STORY, STORY.plans[3:])
     third = STORY.plans[3]
     assert merger.gap == LogOffset(*third.segment, third.offset)
@@ -383,14 +379,12 @@ def test_a_log_that_ends_before_the_first_plan_has_a_gap_and_writes_nothing(merg
     assert merged_files(disk) == FILES
 
 
-def test_a_log_without_any_plans_has_a_gap_up_to_the_end_of_the_state(merger):
+def test_log_without_plans_reports_gap_up_to_end_of_state(merger):
     begin(merger, STORY, [])
     assert merger.gap == STORY.end
 
 
-def test_of_too_many_plans_that_wait_the_oldest_are_forgotten_and_leave_a_gap(
-    merger, disk, sources, monkeypatch
-):
+def test_oldest_waiting_plans_over_limit_are_dropped_and_leave_gap(merger, disk, sources, monkeypatch):
     monkeypatch.setattr(merger_module, "PLANS_MAX", 2)
     sources.hidden.add((1, SegmentId(0, 0)))
     for plan in STORY.plans:
@@ -409,7 +403,7 @@ def test_of_too_many_plans_that_wait_the_oldest_are_forgotten_and_leave_a_gap(
     assert merged_files(disk) == FILES
 
 
-def test_the_chain_is_that_of_the_headers_that_are_in_the_file(merger, disk):
+def test_running_checksum_is_as_agreed_before_and_after_restart(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     assert merger.written.chain == STORY.reached.chain
@@ -421,7 +415,7 @@ def test_the_chain_is_that_of_the_headers_that_are_in_the_file(merger, disk):
     again.close()
 
 
-def test_a_plan_that_was_carried_out_with_other_headers_stops_the_merger(merger, disk):
+def test_executed_plan_with_different_headers_stops_merger_as_diverged(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     merger.close()
@@ -436,7 +430,7 @@ def test_a_plan_that_was_carried_out_with_other_headers_stops_the_merger(merger,
     assert isinstance(again.failure, Diverged)
 
 
-def test_a_merged_block_that_went_bad_is_no_divergence_and_is_waited_for(merger, disk):
+def test_corrupt_merged_block_is_waited_for_without_divergence(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     merger.sync()
@@ -455,7 +449,7 @@ def test_a_merged_block_that_went_bad_is_no_divergence_and_is_waited_for(merger,
     again.close()
 
 
-def test_a_damaged_log_holds_the_merger_until_it_is_mended(merger, disk):
+def test_corrupt_log_blocks_merger_until_it_is_repaired(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     merger.sync()
@@ -481,7 +475,7 @@ def test_a_damaged_log_holds_the_merger_until_it_is_mended(merger, disk):
     again.close()
 
 
-def test_input_that_comes_while_it_is_looked_for_is_not_missed(merger, sources, monkeypatch):
+def test_input_that_arrives_during_lookup_is_not_missed(merger, sources, monkeypatch):
     monkeypatch.setattr(merger_module, "RETRY_S", 3600.0)
     hidden = (2, SegmentId(0, 3))
     sources.hidden.add(hidden)
@@ -500,7 +494,7 @@ def test_input_that_comes_while_it_is_looked_for_is_not_missed(merger, sources, 
     assert merger.failure is None
 
 
-def test_a_merger_that_is_held_while_it_waits_lets_go_and_goes_on(merger, disk, sources):
+def test_merger_paused_while_waiting_for_input_releases_lock_and_resumes(merger, disk, sources):
     sources.hidden.add((1, SegmentId(0, 2)))
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
@@ -514,7 +508,7 @@ def test_a_merger_that_is_held_while_it_waits_lets_go_and_goes_on(merger, disk, 
     assert merged_files(disk) == FILES
 
 
-def test_what_another_writer_brought_while_it_was_held_is_not_written_again(merger, disk, sources):
+def test_merger_resumes_after_bytes_another_writer_added_during_pause(merger, disk, sources):
     sources.hidden.add((1, SegmentId(0, 2)))
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
@@ -529,7 +523,7 @@ def test_what_another_writer_brought_while_it_was_held_is_not_written_again(merg
     assert merged_files(disk) == FILES
 
 
-def test_what_is_durable_is_never_told_to_be_less_after_holding(merger, sources):
+def test_durable_progress_does_not_decrease_after_pause(merger, sources):
     sources.hidden.add((1, SegmentId(0, 4)))
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
@@ -541,7 +535,7 @@ def test_what_is_durable_is_never_told_to_be_less_after_holding(merger, sources)
     assert after.total_bytes >= before.total_bytes
 
 
-def test_a_full_disk_is_waited_for_and_leaves_no_part_of_a_block(merger, disk):
+def test_full_disk_is_waited_for_and_leaves_no_partial_block(merger, disk):
     disk.capacity_bytes = disk.used_bytes + 4000
     begin(merger, STORY)
     wait_until(lambda: merger.written.instruction >= 1)
@@ -553,7 +547,7 @@ def test_a_full_disk_is_waited_for_and_leaves_no_part_of_a_block(merger, disk):
     assert merger.failure is None
 
 
-def test_a_failed_fsync_is_final(merger, disk):
+def test_sync_fails_again_after_failed_fsync(merger, disk):
     begin(merger, STORY, STORY.plans[:1])
     merger.wait_written(1)
     disk.fail("sync")
@@ -564,14 +558,14 @@ def test_a_failed_fsync_is_final(merger, disk):
     assert merger.durable.instruction == 0
 
 
-def test_a_disk_that_fails_stops_the_merger(merger, disk):
+def test_failing_disk_stops_merger_with_storage_failed(merger, disk):
     disk.fail("pwritev", error=errno.EIO, times=100)
     begin(merger, STORY)
     wait_until(lambda: merger.failure is not None)
     assert isinstance(merger.failure, StorageFailed)
 
 
-def test_plans_that_lead_elsewhere_than_what_is_here_stop_the_merger(disk):
+def test_plans_that_contradict_written_log_stop_merger_as_diverged(disk):
     merger = open_merger(disk, STORY)
     begin(merger, STORY, STORY.plans[:2])
     merger.wait_written(STORY.plans[1].instruction)
@@ -608,7 +602,7 @@ def _assert_trimmed(merger: Merger, disk: MemoryDisk, gone: Sequence[MergedSegme
     assert merged_files(disk) == FILES | empty
 
 
-def test_what_the_cluster_trims_goes_here_with_its_reason_and_time(merger, disk):
+def test_trim_by_cluster_is_applied_with_its_reason_and_time(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     gone = _gone(1) + _gone(2, TrimReason.SIZE)[1:]
@@ -619,7 +613,7 @@ def test_what_the_cluster_trims_goes_here_with_its_reason_and_time(merger, disk)
     assert merger.position == STORY.state.position
 
 
-def test_what_was_trimmed_before_it_is_sealed_here_goes_when_it_is(merger, disk):
+def test_segment_trimmed_by_cluster_before_local_seal_is_trimmed_once_sealed(merger, disk):
     gone = _gone(2)
     merger.trim(gone)
     for plan in STORY.plans:
@@ -632,7 +626,7 @@ def test_what_was_trimmed_before_it_is_sealed_here_goes_when_it_is(merger, disk)
     _assert_trimmed(merger, disk, gone)
 
 
-def test_what_nobody_remembers_to_have_trimmed_goes_as_the_oldest_that_is_known(merger, disk):
+def test_trim_of_unrecorded_segments_takes_reason_and_time_of_oldest_recorded(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     known = _gone(3)[2]
@@ -641,7 +635,7 @@ def test_what_nobody_remembers_to_have_trimmed_goes_as_the_oldest_that_is_known(
     assert [why for _, *why in _table(merger)[:3]] == [[known.reason, known.trimmed_ns]] * 3
 
 
-def test_while_it_is_held_nothing_goes_and_then_all_of_it(merger, disk):
+def test_trim_during_pause_is_applied_after_resume(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     merger.pause()
@@ -653,7 +647,7 @@ def test_while_it_is_held_nothing_goes_and_then_all_of_it(merger, disk):
     _assert_trimmed(merger, disk, _gone(2))
 
 
-def test_what_is_trimmed_goes_while_input_is_waited_for(merger, disk, sources):
+def test_trim_is_applied_while_merger_waits_for_input(merger, disk, sources):
     sources.hidden.add((1, SegmentId(0, 4)))
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
@@ -665,7 +659,7 @@ def test_what_is_trimmed_goes_while_input_is_waited_for(merger, disk, sources):
     _assert_trimmed(merger, disk, _gone(1))
 
 
-def test_a_log_with_a_gap_is_trimmed_too(merger, disk):
+def test_trim_is_applied_to_log_with_gap(merger, disk):
     begin(merger, STORY, STORY.plans[:3])
     merger.wait_written(3)
     begin(merger, STORY, STORY.plans[5:])
@@ -675,7 +669,7 @@ def test_a_log_with_a_gap_is_trimmed_too(merger, disk):
     assert merged_files(disk)[SegmentId(0, 0)] == b""
 
 
-def test_where_there_is_no_space_to_say_what_is_trimmed_it_is_tried_again(merger, disk):
+def test_trim_is_retried_when_full_disk_cannot_record_it(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     disk.capacity_bytes = disk.used_bytes
@@ -689,7 +683,7 @@ def test_where_there_is_no_space_to_say_what_is_trimmed_it_is_tried_again(merger
     assert merger.failure is None
 
 
-def test_where_a_full_disk_removes_no_file_what_is_trimmed_goes_later_without_another_trim(merger, disk):
+def test_trim_is_retried_when_full_disk_cannot_truncate_file(merger, disk):
     """A file system that copies on write needs space to cut a file, too."""
     begin(merger, STORY)
     merger.wait_written(LAST)
@@ -701,7 +695,7 @@ def test_where_a_full_disk_removes_no_file_what_is_trimmed_goes_later_without_an
     assert merger.failure is None
 
 
-def test_a_log_whose_newest_segment_is_sealed_and_trimmed_goes_on(merger, disk):
+def test_log_continues_after_its_newest_segment_is_sealed_and_trimmed(merger, disk):
     """The power went between the seal of a segment and the beginning of the next one."""
     rolls = next(at for at, plan in enumerate(STORY.plans) if at and plan.offset == 0)
     begin(merger, STORY, STORY.plans[:rolls])
@@ -719,7 +713,7 @@ def test_a_log_whose_newest_segment_is_sealed_and_trimmed_goes_on(merger, disk):
     again.close()
 
 
-def test_a_segment_that_is_sealed_but_open_for_want_of_space_is_not_trimmed_yet(merger, disk):
+def test_sealed_segment_is_not_trimmed_until_next_segment_starts(merger, disk):
     rolls = next(at for at, plan in enumerate(STORY.plans) if at and plan.offset == 0)
     begin(merger, STORY, STORY.plans[:rolls])
     merger.wait_written(rolls)
@@ -776,7 +770,7 @@ def _check_trimmed(disk: MemoryDisk, log: Log) -> None:
     }
 
 
-def test_after_a_kill_at_any_change_of_trimming_the_log_is_trimmed_the_same():
+def test_trim_after_kill_at_any_change_leaves_same_log():
     def prepare(disk: MemoryDisk) -> None:
         STORY.put_sessions(disk)
         merger = open_merger(disk, STORY)
@@ -808,7 +802,7 @@ def _idle(merger: Merger) -> None:
 
 
 @pytest.mark.parametrize("what", ["hold", "roll"])
-def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
+def test_running_sync_succeeds_during_pause_or_roll(what, merger):
     rolls = next(at for at, plan in enumerate(STORY.plans) if at and plan.offset == 0)
     begin(merger, STORY, STORY.plans[:rolls])
     merger.wait_written(rolls)
@@ -841,7 +835,7 @@ def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
 
 @given(st.data())
 @settings(max_examples=25, deadline=None)
-def test_any_cuts_of_any_story_into_begins_make_the_same_bytes(data):
+def test_any_split_of_plans_into_restarts_writes_same_bytes(data):
     story = Story.drawn(
         data.draw(st.integers(0, 10_000)),
         roll_bytes=data.draw(st.integers(300, 3000)),
@@ -916,10 +910,10 @@ def _sweep(**options: object) -> int:
     return sweep(_in_steps, _check_prefix_and_rest, prepare=story.put_sessions, **options)  # type: ignore[arg-type]
 
 
-def test_after_a_kill_at_any_change_the_rest_of_the_plans_makes_the_same_bytes():
+def test_restart_after_kill_at_any_change_writes_same_bytes():
     assert _sweep(strategies=("all",)) > 20
 
 
 @pytest.mark.slow
-def test_after_power_cuts_at_any_change_also_of_the_recovery_the_bytes_are_the_same():
+def test_restart_after_power_cut_at_any_change_or_in_recovery_writes_same_bytes():
     assert _sweep(recover=_merge_all, seeds=range(1), recover_cuts=1) > 50

@@ -1,4 +1,4 @@
-"""Damaged segments are no longer served, and mended by whichever peer has good bytes of them."""
+"""Corrupt segments are not served until they are repaired from a peer with valid bytes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def is_sound(repairer: Repairer) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize(("segment", "at"), [(FIRST, 5000), (FIRST, 3), (FIRST, 70), (SECOND, 9000)])
-def test_a_flipped_bit_is_mended_to_the_bytes_of_the_others(
+def test_flipped_bit_in_segment_is_repaired_from_peers(
     tmp_path: Path, pki: Path, segment: SegmentId, at: int
 ) -> None:
     async def main() -> None:
@@ -135,7 +135,7 @@ def test_a_flipped_bit_is_mended_to_the_bytes_of_the_others(
     asyncio.run(main())
 
 
-def test_a_segment_that_is_gone_comes_back(tmp_path: Path, pki: Path) -> None:
+def test_missing_segment_is_restored_from_peers(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         logs = Logs(tmp_path)
         logs.file(FIRST).unlink()
@@ -147,7 +147,7 @@ def test_a_segment_that_is_gone_comes_back(tmp_path: Path, pki: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_peer_whose_own_copy_is_damaged_is_left_for_another(tmp_path: Path, pki: Path) -> None:
+def test_repair_succeeds_although_one_peer_is_corrupt_too(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         logs = Logs(tmp_path)
         logs.damaged(node=1, at=5100)
@@ -160,7 +160,7 @@ def test_a_peer_whose_own_copy_is_damaged_is_left_for_another(tmp_path: Path, pk
     asyncio.run(main())
 
 
-def test_while_no_peer_has_good_bytes_the_file_stays_as_it_is_and_is_not_served(
+def test_corrupt_bytes_stay_unchanged_and_unserved_while_no_peer_has_valid_bytes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []
@@ -206,7 +206,7 @@ def test_while_no_peer_has_good_bytes_the_file_stays_as_it_is_and_is_not_served(
 
 
 @pytest.mark.slow
-def test_nodes_with_damage_at_different_places_mend_one_another(tmp_path: Path, pki: Path) -> None:
+def test_nodes_with_corruption_at_different_offsets_repair_each_other(tmp_path: Path, pki: Path) -> None:
     """Each serves what lies before its own damage: that is enough for the one that is damaged earlier."""
 
     async def main() -> None:
@@ -241,7 +241,7 @@ def test_nodes_with_damage_at_different_places_mend_one_another(tmp_path: Path, 
     asyncio.run(main())
 
 
-def test_what_turns_out_to_be_sound_is_served_again(tmp_path: Path) -> None:
+def test_segment_reported_corrupt_but_valid_is_served_again(tmp_path: Path) -> None:
     async def fetch(*_: object) -> None:
         raise AssertionError
 
@@ -255,7 +255,7 @@ def test_what_turns_out_to_be_sound_is_served_again(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_directory_that_is_given_up_is_left_alone(tmp_path: Path) -> None:
+def test_repair_ends_once_its_directory_is_given_up(tmp_path: Path) -> None:
     told: list[tuple[str, int]] = []
 
     async def fetch(*_: object) -> None:
@@ -276,7 +276,7 @@ def test_a_directory_that_is_given_up_is_left_alone(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_who_could_not_be_asked_may_have_it(tmp_path: Path) -> None:
+def test_repair_counts_no_try_while_peers_are_unreachable(tmp_path: Path) -> None:
     told: list[int] = []
 
     async def fetch(*_: object) -> None:
@@ -297,7 +297,7 @@ def test_who_could_not_be_asked_may_have_it(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_only_segments_can_be_mended(tmp_path: Path) -> None:
+def test_repairer_rejects_file_other_than_segment(tmp_path: Path) -> None:
     corrupt_files = CorruptFiles()
     assert not len(corrupt_files)
 
@@ -315,9 +315,7 @@ def test_only_segments_can_be_mended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [10, 3000])
-def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
-    tmp_path: Path, pki: Path, at: int
-) -> None:
+def test_flipped_bit_in_session_replica_is_repaired_from_peer(tmp_path: Path, pki: Path, at: int) -> None:
     source = publish(REAL, 500, 600, 3000, 700, root=str(tmp_path), roll_bytes=1 << 20)
 
     def copy_to(path: Path) -> None:
@@ -402,7 +400,7 @@ async def scrubbing(targets: list[ScrubTarget], found: list[Corrupt]) -> AsyncIt
         pool.shutdown()
 
 
-def test_what_lies_on_disk_is_read_again_and_again_and_a_flip_is_told(tmp_path: Path) -> None:
+def test_scrubber_rereads_segments_and_reports_flipped_bit(tmp_path: Path) -> None:
     async def main() -> None:
         logs, found = Logs(tmp_path, 1), list[Corrupt]()
         targets = [ScrubTarget(str(logs.path), segment) for segment in (FIRST, SECOND)]
@@ -418,7 +416,7 @@ def test_what_lies_on_disk_is_read_again_and_again_and_a_flip_is_told(tmp_path: 
 
 
 @pytest.mark.parametrize("left", [0, 100, None])
-def test_a_segment_that_is_cut_off_or_gone_is_told_as_well(tmp_path: Path, left: int | None) -> None:
+def test_scrubber_reports_truncated_or_missing_segment(tmp_path: Path, left: int | None) -> None:
     async def main() -> None:
         logs, found = Logs(tmp_path, 1), list[Corrupt]()
         file = logs.file(FIRST)
@@ -433,7 +431,7 @@ def test_a_segment_that_is_cut_off_or_gone_is_told_as_well(tmp_path: Path, left:
     asyncio.run(main())
 
 
-def test_what_was_trimmed_or_is_not_synced_yet_is_not_told(tmp_path: Path) -> None:
+def test_scrubber_ignores_unknown_segments_and_unsynced_bytes(tmp_path: Path) -> None:
     async def main() -> None:
         logs, found = Logs(tmp_path, 1), list[Corrupt]()
         with logs.file(SECOND).open("ab") as file:
@@ -446,7 +444,7 @@ def test_what_was_trimmed_or_is_not_synced_yet_is_not_told(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_what_an_earlier_process_set_aside_is_the_last_damage_of_this_one(tmp_path: Path) -> None:
+def test_last_quarantine_is_found_among_directories_of_earlier_process(tmp_path: Path) -> None:
     kept = tmp_path / "damaged"
     assert _last_set_aside(str(kept)) == ("", 0)
     for name in ("7.200", "12.1000", "3.999", "notes.txt"):

@@ -1,4 +1,4 @@
-"""Session bytes are kept until the merged logs of the node and of a majority hold them."""
+"""Session bytes are kept until the merged logs of the node and of a majority contain them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MEMBERS = st.sampled_from([1, 3, 5, 7])
 
 
 @given(st.data(), MEMBERS)
-def test_the_low_watermark_is_the_furthest_instruction_that_a_majority_has(data, members: int) -> None:
+def test_low_watermark_is_highest_instruction_merged_by_majority(data, members: int) -> None:
     merged = data.draw(st.lists(st.integers(0, 9), max_size=members))
     have = [at for at in range(10) if sum(one >= at for one in merged) > members // 2]
     assert low_watermark(merged, members) == max(have, default=0)
 
 
 @given(st.data(), MEMBERS)
-def test_nothing_is_released_that_the_node_or_a_majority_has_not_merged(data, members: int) -> None:
+def test_retention_releases_only_instructions_merged_by_node_and_majority(data, members: int) -> None:
     names = [f"n{at}" for at in range(members)]
     retention, truth, released = SessionRetention("n0", names), dict.fromkeys(names, 0), 0
     for _ in range(data.draw(st.integers(1, 30))):
@@ -33,11 +33,11 @@ def test_nothing_is_released_that_the_node_or_a_majority_has_not_merged(data, me
 
 
 @pytest.mark.parametrize(("members", "released"), [(1, 7), (3, 0), (5, 0)])
-def test_a_node_that_has_heard_of_no_other_one_keeps_all_unless_it_is_alone(members, released) -> None:
+def test_retention_without_reports_of_others_releases_nothing_unless_node_is_alone(members, released) -> None:
     assert SessionRetention("n0", [f"n{at}" for at in range(members)]).released(7) == released
 
 
-def test_what_others_had_stays_true_when_they_say_less() -> None:
+def test_retention_keeps_highest_report_of_each_node() -> None:
     retention = SessionRetention("n0", ("n0", "n1", "n2"))
     retention.on_merged({"n1": 5})
     assert retention.released(6) == 5
@@ -45,7 +45,7 @@ def test_what_others_had_stays_true_when_they_say_less() -> None:
     assert retention.released(6) == 5
 
 
-def test_only_the_voters_of_now_count() -> None:
+def test_retention_counts_only_current_voters() -> None:
     retention = SessionRetention("n0", ("n0", "n1", "n2"))
     retention.on_merged({"n1": 5, "n3": 6})
     assert retention.released(6) == 5, "n3 is a learner"
@@ -57,7 +57,7 @@ def test_only_the_voters_of_now_count() -> None:
     assert retention.released(9) == 6, "n1 was removed"
 
 
-def test_a_learner_releases_what_a_majority_of_the_others_has() -> None:
+def test_retention_on_learner_releases_instructions_merged_by_majority_of_voters() -> None:
     retention = SessionRetention("n3", ("n0", "n1", "n2"))
     retention.on_merged({"n0": 4})
     assert retention.released(9) == 0

@@ -1,4 +1,4 @@
-"""Nodes that stand still at different ends of a session are told whom to copy from."""
+"""The leader plans which session bytes an idle node fetches from another node."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_who_has_less_is_told_who_has_most_and_how_much(stage: Stage) -> None:
+def test_fetch_request_names_node_with_most_bytes_and_its_end(stage: Stage) -> None:
     stage.report("n1", 0, 4)
     stage.report("n2", 0, 2)
     assert stage.plan() == [stage.lack("n2", "n1", 0, 4), stage.lack("n3", "n1", 0, 4)]
 
 
-def test_a_later_segment_is_more_than_an_earlier_one(stage: Stage) -> None:
+def test_fetch_request_prefers_holder_of_later_segment(stage: Stage) -> None:
     stage.report("n1", 0, 4)
     stage.report("n2", 0, 4)
     stage.report("n2", 1, 1)
     assert stage.plan() == [stage.lack("n1", "n2", 1, 1), stage.lack("n3", "n2", 1, 1)]
 
 
-def test_a_node_to_which_something_comes_is_told_nothing(stage: Stage) -> None:
+def test_node_that_still_receives_bytes_gets_no_fetch_requests(stage: Stage) -> None:
     for batches in (1, 2, 3):
         stage.report("n1", 0, batches + 1)
         for node in ("n2", "n3"):
@@ -83,7 +83,7 @@ def test_a_node_to_which_something_comes_is_told_nothing(stage: Stage) -> None:
         assert stage.plan(QUIET_NS - 1) == []
 
 
-def test_a_node_that_a_publisher_does_not_reach_is_told_while_others_get_more_and_more(stage: Stage) -> None:
+def test_node_without_publisher_gets_fetch_request_while_others_advance(stage: Stage) -> None:
     stage.report("n1", 0, 1)
     told = []
     for batches in (2, 3, 4):
@@ -93,7 +93,7 @@ def test_a_node_that_a_publisher_does_not_reach_is_told_while_others_get_more_an
     assert told == [stage.lack("n3", "n1", 0, 3)]
 
 
-def test_what_is_merged_of_a_session_that_goes_on_is_told_too(stage: Stage) -> None:
+def test_fetch_request_includes_merged_bytes_while_session_advances(stage: Stage) -> None:
     for node in ("n1", "n2"):
         stage.report(node, 0, 1)
     first, second = stage.written.segments[0][:2]
@@ -104,7 +104,7 @@ def test_what_is_merged_of_a_session_that_goes_on_is_told_too(stage: Stage) -> N
     assert stage.plan(0) == [stage.lack("n3", "n1", 0, 1)]
 
 
-def test_it_is_told_again_as_long_as_it_is_so(stage: Stage) -> None:
+def test_fetch_request_repeats_while_node_is_missing_bytes(stage: Stage) -> None:
     stage.report("n1", 0, 1)
     assert len(stage.plan()) == 2
     assert stage.plan(QUIET_NS - 1) == []
@@ -115,7 +115,7 @@ def test_it_is_told_again_as_long_as_it_is_so(stage: Stage) -> None:
     assert stage.plan() == []
 
 
-def test_a_node_that_begins_anew_is_looked_at_although_it_reports_nothing(stage: Stage) -> None:
+def test_restarted_node_without_reports_gets_fetch_request(stage: Stage) -> None:
     for node in NODES:
         stage.report(node, 0, 1)
     assert stage.plan() == []
@@ -124,7 +124,7 @@ def test_a_node_that_begins_anew_is_looked_at_although_it_reports_nothing(stage:
     assert stage.plan() == [stage.lack("n2", "n1", 0, 1)]
 
 
-def test_what_is_merged_nobody_needs(stage: Stage) -> None:
+def test_idle_session_with_all_bytes_merged_gets_no_fetch_requests(stage: Stage) -> None:
     stage.report("n1", 0, 1)
     stage.report("n2", 0, 1)
     first, second = stage.written.segments[0][:2]
@@ -133,14 +133,14 @@ def test_what_is_merged_nobody_needs(stage: Stage) -> None:
     assert stage.plan() == []
 
 
-def test_of_a_life_that_is_being_closed_nothing_is_told(stage: Stage) -> None:
+def test_closing_run_gets_no_fetch_requests(stage: Stage) -> None:
     stage.report("n1", 0, 1)
     do_open(stage.state, run=1)
     do_fence(stage.state)
     assert stage.plan() == []
 
 
-def test_where_nodes_disagree_nothing_is_spread(stage: Stage) -> None:
+def test_session_with_differing_checksums_gets_no_fetch_requests(stage: Stage) -> None:
     stage.report("n1", 0, 1)
     mark = stage.written.segments[0][1]._replace(chain=7)
     stage.tracker.on_boundaries("n2", SegmentKey(stage.session_id, 0, 0), [mark])
@@ -154,7 +154,7 @@ class Nowhere:
         raise AssertionError(command)
 
 
-def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage) -> None:
+def test_leader_sends_fetch_requests_to_idle_nodes_after_quiet_time(stage: Stage) -> None:
     told: list[FetchRequest] = []
     members = CommittedMembers("n1", {node: RaftMember(f"{node}:1") for node in NODES})
     proposals = LeaderProposals(Nowhere(), lambda: stage.now_ns)
@@ -172,7 +172,7 @@ def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage
     assert told == [stage.lack("n1", "n3", 0, 2), stage.lack("n2", "n3", 0, 2)]
 
 
-def test_runs_that_wait_behind_one_that_is_merged_are_not_forgotten_however_quiet_it_is() -> None:
+def test_run_after_merged_run_gets_fetch_requests_despite_quiet_session() -> None:
     state = new_state()
     whose = opening("a")
     runs = tuple(SealedRun(x, opening("a", x).run_id, End(0, 128, 10)) for x in (0, 1))

@@ -1,4 +1,4 @@
-"""Settings of a node: which source wins, what is refused, and what the refusal says."""
+"""Settings of a node: precedence of their sources, rejected values, and the error messages."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def refusal(
 # What is understood
 
 
-def test_flags_alone_make_a_node_whose_ports_are_those_of_its_own_address() -> None:
+def test_flags_alone_configure_node_with_ports_of_its_own_address() -> None:
     assert config() == NodeConfig(
         stream="s",
         name="n1",
@@ -82,7 +82,7 @@ def test_flags_alone_make_a_node_whose_ports_are_those_of_its_own_address() -> N
     )
 
 
-def test_variables_alone_make_a_node() -> None:
+def test_environment_variables_alone_configure_node() -> None:
     environment = {
         "RT_STREAM": "s",
         "RT_NAME": "n2",
@@ -106,7 +106,7 @@ def test_variables_alone_make_a_node() -> None:
     assert (made.raft_port, made.data_port, made.rest_port, made.health_port) == (7001, 5002, 6000, 0)
 
 
-def test_a_file_alone_makes_a_node_and_its_paths_start_beside_it(tmp_path: Path) -> None:
+def test_config_file_alone_configures_node_with_paths_relative_to_file(tmp_path: Path) -> None:
     made = node_config({}, {"RT_CONFIG": file_of(tmp_path, TOML)}, CWD)
     assert made.directory == str(tmp_path / "data")
     assert (made.ca, made.cert) == (str(tmp_path / "ca.crt"), "/c/n1.crt")
@@ -115,7 +115,7 @@ def test_a_file_alone_makes_a_node_and_its_paths_start_beside_it(tmp_path: Path)
     assert (made.bootstrap, made.rest_port, made.log_level) == (True, 0, "debug")
 
 
-def test_flags_beat_variables_which_beat_the_file_which_beats_defaults(tmp_path: Path) -> None:
+def test_flags_override_variables_then_file_then_defaults(tmp_path: Path) -> None:
     path = file_of(
         tmp_path, TOML.replace("rest_port = 0", "rest_port = 1\nhealth_port = 1\ndata_port = 1001")
     )
@@ -125,12 +125,12 @@ def test_flags_beat_variables_which_beat_the_file_which_beats_defaults(tmp_path:
     assert made.bootstrap is False
 
 
-def test_the_variable_that_names_the_command_comes_first() -> None:
+def test_variable_with_command_name_overrides_general_variable() -> None:
     made = node_config(FLAGS, {"RT_REST_PORT": "tcp://10.0.0.7:6000", "RT_NODE_REST_PORT": "6001"}, CWD)
     assert made.rest_port == 6001
 
 
-def test_what_a_node_says_of_rolling_and_archiving_is_of_the_replicated_configuration(tmp_path: Path) -> None:
+def test_roll_and_retention_settings_enter_replicated_configuration(tmp_path: Path) -> None:
     assert config().replicated == {}
     lines = "roll_minutes = 60\nretention_bytes = '90Gi'\nhold_bytes_max = 0\nrest_port = 0"
     environment = {"RT_CONFIG": file_of(tmp_path, TOML.replace("rest_port = 0", lines))}
@@ -148,14 +148,14 @@ def test_what_a_node_says_of_rolling_and_archiving_is_of_the_replicated_configur
     assert NodeConfig.from_json(made.to_json()) == made
 
 
-def test_members_are_replaced_whole(tmp_path: Path) -> None:
+def test_member_flags_replace_all_members_of_config_file(tmp_path: Path) -> None:
     made = node_config(
         {"config": file_of(tmp_path, TOML), "members": ("n1=a:1,a:2", "n4=b:1,b:2", "n5=c:1,c:2")}, {}, CWD
     )
     assert sorted(made.members) == ["n1", "n4", "n5"]
 
 
-def test_every_setting_can_be_given_in_each_way() -> None:
+def test_every_config_field_has_setting_key() -> None:
     assert set(KEYS) == set(NodeConfig.__struct_fields__)
 
 
@@ -163,7 +163,7 @@ _names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)
 
 
 @given(st.sets(_names, min_size=3, max_size=3), st.sampled_from(("h", "10.0.0.1", "[::1]")))
-def test_members_mean_the_same_in_every_spelling(names: set[str], host: str) -> None:
+def test_members_parse_equally_from_flags_and_variable(names: set[str], host: str) -> None:
     members = {
         name: ClusterMember(f"{host}:{2 * i + 1}", f"{host}:{2 * i + 2}") for i, name in enumerate(names)
     }
@@ -185,7 +185,7 @@ def test_members_mean_the_same_in_every_spelling(names: set[str], host: str) -> 
         rest_port=st.sampled_from(("0", "1", "65535")),
     )
 )
-def test_a_config_survives_the_way_to_a_child(made: NodeConfig) -> None:
+def test_config_survives_round_trip_through_one_line_of_json(made: NodeConfig) -> None:
     text = made.to_json()
     assert "\n" not in text
     assert NodeConfig.from_json(text) == made
@@ -246,9 +246,7 @@ _LONG = "/" + "d" * 92  # With "/control" it has 101 bytes.
         ("log_format", "xml", "(at --log-format): got 'xml', expected text or json"),
     ],
 )
-def test_a_flag_that_cannot_work_is_named_with_what_was_got_and_wanted(
-    key: str, value: object, words: str
-) -> None:
+def test_invalid_flag_is_named_with_given_and_expected_value(key: str, value: object, words: str) -> None:
     assert words in str(refusal(**{key: value}))
 
 
@@ -280,13 +278,13 @@ def test_a_flag_that_cannot_work_is_named_with_what_was_got_and_wanted(
         ("stream = 's'\nstream = 's'", "the settings file is not valid TOML (at {path})"),
     ],
 )
-def test_a_key_of_a_file_that_cannot_work_is_named(tmp_path: Path, line: str, words: str) -> None:
+def test_invalid_key_in_config_file_is_named(tmp_path: Path, line: str, words: str) -> None:
     path = file_of(tmp_path, line)
     flags = {key: value for key, value in FLAGS.items() if key != "members"}
     assert words.format(path=path) in str(refusal(flags, config=path))
 
 
-def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
+def test_missing_binary_or_oversized_config_file_is_rejected(tmp_path: Path) -> None:
     error = refusal(config=str(tmp_path / "none.toml"))
     assert (error.where, error.got) == (str(tmp_path / "none.toml"), "No such file or directory")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
@@ -294,17 +292,17 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     assert refusal(config="/dev/zero").got == "more than 1048576 bytes"
 
 
-def test_an_unknown_key_lists_all_that_are_known(tmp_path: Path) -> None:
+def test_unknown_key_in_config_file_lists_all_known_keys(tmp_path: Path) -> None:
     error = refusal(config=file_of(tmp_path, "x = 1"))
     assert all(key in str(error.expected) for key in KEYS)
 
 
-def test_all_that_is_missing_is_told_at_once() -> None:
+def test_missing_settings_are_all_named_in_one_error() -> None:
     error = refusal({"stream": "s"})
     assert error.where == "name, directory, members, ca, cert, key"
 
 
-def test_a_variable_that_an_orchestrator_made_up_is_told_apart() -> None:
+def test_kubernetes_service_link_variable_is_explained_in_error() -> None:
     error = refusal(environment={"RT_DATA_PORT": "tcp://10.0.0.7:5002"})
     assert error.where == "RT_DATA_PORT"
     assert "enableServiceLinks" in str(error)
@@ -312,7 +310,7 @@ def test_a_variable_that_an_orchestrator_made_up_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("secret", ["-----BEGIN PRIVATE KEY-----", "MIGHAgEAMBMGByqGSM49\nAgEGCCqGSM49"])
-def test_a_key_in_the_place_of_its_path_is_never_shown(secret: str) -> None:
+def test_private_key_in_place_of_its_path_is_not_shown_in_error(secret: str) -> None:
     flags = {key: value for key, value in FLAGS.items() if key != "key"}
     error = refusal(flags, {"RT_KEY": secret})
     assert error.where == "RT_KEY"
@@ -320,7 +318,7 @@ def test_a_key_in_the_place_of_its_path_is_never_shown(secret: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["file", "directory", "working directory"])
-def test_a_path_that_is_not_utf8_is_told_apart_from_the_content_of_a_file(part: str) -> None:
+def test_path_with_invalid_utf8_is_rejected_with_its_option(part: str) -> None:
     strange = "/srv/caf\udce9"
     flags = {**FLAGS, **({"config": f"{strange}/n1.toml"} if part == "file" else {"directory": "data"})}
     with pytest.raises(BadSetting, match="the path is not valid UTF-8") as caught:
@@ -328,7 +326,7 @@ def test_a_path_that_is_not_utf8_is_told_apart_from_the_content_of_a_file(part: 
     assert caught.value.where == ("--config" if part == "file" else "--directory")
 
 
-def test_a_node_that_is_to_be_added_names_itself_and_some_members() -> None:
+def test_two_members_are_accepted_only_without_bootstrap() -> None:
     two = ("n1=h1:7001,h1:5001", "n2=h2:7001,h2:5001")
     assert sorted(config(members=two).members) == ["n1", "n2"]
     with pytest.raises(BadSetting, match=r"got 2 members, expected 1, 3, 5 or 7. A node that"):

@@ -1,4 +1,4 @@
-"""`rt node --init`: the file names every setting with its default, and `rt node` reads it."""
+"""`rt node --init`: the file contains every setting with its default, and `rt node` reads it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loaded(text: str, directory: Path) -> NodeConfig:
     return build_config(from_file(str(path)))
 
 
-def test_the_template_has_every_setting_once() -> None:
+def test_template_contains_every_setting_once() -> None:
     known = {*KEYS}
     assert {key for settings in SECTIONS.values() for key in settings} | {"members"} == known
     assert REQUIRED.keys() | DEFAULTS.keys() == known
@@ -37,7 +37,7 @@ def test_the_template_has_every_setting_once() -> None:
         assert len(re.findall(rf"^#?{key} = ", text, re.MULTILINE)) == 1, key
 
 
-def test_what_is_commented_out_are_the_defaults(tmp_path: Path) -> None:
+def test_commented_settings_of_template_are_the_defaults(tmp_path: Path) -> None:
     text = config_template({})
     plain = loaded(text, tmp_path)
     uncommented = loaded(re.sub(r"^#(\w+ = )", r"\1", text, flags=re.MULTILINE), tmp_path)
@@ -47,7 +47,7 @@ def test_what_is_commented_out_are_the_defaults(tmp_path: Path) -> None:
         assert getattr(uncommented, key) == expected, key
 
 
-def test_given_options_and_variables_become_values(
+def test_options_and_variables_become_values_of_template(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RT_MEMBERS", "n1=127.0.0.1:1,127.0.0.1:2")
@@ -61,14 +61,14 @@ def test_given_options_and_variables_become_values(
     assert found["stream"] == REQUIRED["stream"]
 
 
-def test_a_wrong_value_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_value_or_force_without_init_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["node", "--init", "--rest-port", "x"]) == 2
     assert "invalid port (at --rest-port)" in capsys.readouterr().err
     assert main(["node", "--force"]) == 2
     assert "need --init" in capsys.readouterr().err
 
 
-def test_a_file_that_differs_is_replaced_only_by_force(
+def test_differing_output_file_is_replaced_only_with_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "n1.toml"
@@ -83,7 +83,7 @@ def test_a_file_that_differs_is_replaced_only_by_force(
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link to nothing"])
-def test_what_is_no_regular_file_is_neither_written_nor_waited_for(
+def test_fifo_or_dangling_link_as_output_file_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     out = tmp_path / "node.toml"

@@ -1,4 +1,4 @@
-"""`rt dev`: what it prints runs as it stands, its data stays, and what cannot be is said at once."""
+"""`rt dev`: its printed programs run, its data survives restarts, and invalid input is rejected."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def run_shell(url: str, command: str) -> str:
 
 
 @pytest.mark.slow
-def test_what_it_prints_runs_and_the_next_start_has_the_messages(root: Path) -> None:
+def test_printed_programs_run_and_messages_survive_restart(root: Path) -> None:
     with nothing_left():
         with DevCluster(root, nodes=1, stream="prices", has_any_ports=True):
             pass  # Other tests may take the usual ports at any moment.
@@ -138,7 +138,7 @@ def status_page(printed: str, p12: Path) -> str:
 
 
 @pytest.mark.slow
-def test_an_ephemeral_cluster_leaves_nothing(root: Path) -> None:
+def test_ephemeral_cluster_removes_its_data(root: Path) -> None:
     with nothing_left(), running(root, "--ephemeral") as (_, printed):
         (data,) = re.findall(r"Data \(removed at the end\): (.*)\n", printed)
         assert Path(data).is_dir()
@@ -147,9 +147,7 @@ def test_an_ephemeral_cluster_leaves_nothing(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_was_killed_starts_again_and_one_that_ended_does_not(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_node_restarts_and_ended_node_does_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dev_cluster, "_RESTART_S", 0.1)
     events: queue.SimpleQueue[str] = queue.SimpleQueue()
     errors: list[RtError] = []
@@ -176,7 +174,7 @@ def test_a_node_that_was_killed_starts_again_and_one_that_ended_does_not(
         assert [str(error).startswith("all nodes have ended") for error in errors] == [True]
 
 
-def test_a_directory_holds_one_cluster(root: Path) -> None:
+def test_directory_accepts_only_its_own_cluster(root: Path) -> None:
     with DevCluster(root, nodes=1, stream="prices") as cluster:
         assert (cluster.nodes.names, cluster.nodes.stream) == (["n1"], "prices")
         with pytest.raises(DirectoryLocked):
@@ -206,7 +204,7 @@ def test_a_directory_holds_one_cluster(root: Path) -> None:
         DevCluster(root)
 
 
-def test_a_directory_in_place_of_a_log_is_named(root: Path) -> None:
+def test_directory_in_place_of_node_log_is_named_in_error(root: Path) -> None:
     (root / "n1.log").mkdir(parents=True)
     result = CliRunner().invoke(dev, ["--directory", str(root), "--nodes", "1"])
     error = result.stderr.splitlines()[1]
@@ -214,7 +212,7 @@ def test_a_directory_in_place_of_a_log_is_named(root: Path) -> None:
     assert f"{root}/n1.log): got EISDIR Is a directory. Choose another path" in error
 
 
-def test_usual_ports_that_are_in_use_are_not_chosen(root: Path) -> None:
+def test_default_ports_in_use_are_not_chosen(root: Path) -> None:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # Another program has it already.
             stack.enter_context(socket.create_server(("127.0.0.1", 6002)))
@@ -223,7 +221,7 @@ def test_usual_ports_that_are_in_use_are_not_chosen(root: Path) -> None:
             assert not any(endpoint.endswith((":5002", ":6002")) for endpoint in cluster.nodes.endpoints)
 
 
-def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_directory_path_over_length_limit_is_rejected(tmp_path: Path) -> None:
     result = CliRunner().invoke(dev, ["--directory", str(tmp_path / ("x" * 100))])
     assert isinstance(result.exception, InvalidOption)
     assert "at most 88 bytes" in str(result.exception)

@@ -1,4 +1,4 @@
-"""A node of one with a process that is stopped: its log, probes, `rt status` and systemd say so."""
+"""A paused process of a single node is reported by its log, its probes, `rt status` and systemd."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def failed(node: LocalCluster, path: str) -> list[str]:
     return found
 
 
-def test_a_stopped_data_process_is_named_to_probes_systemd_operators_and_the_log(
+def test_paused_data_process_is_reported_by_probes_systemd_status_command_and_log(
     node: LocalCluster, systemd: ServiceManager
 ) -> None:
     (pid,) = node.pids("n1", "data")
@@ -108,7 +108,7 @@ def test_a_stopped_data_process_is_named_to_probes_systemd_operators_and_the_log
     assert "STOPPING=1" in systemd.read()
 
 
-def test_a_stopped_control_process_fails_the_probes_and_the_watchdog(
+def test_paused_control_process_is_reported_by_probes_systemd_and_log(
     node: LocalCluster, systemd: ServiceManager
 ) -> None:
     (pid,) = node.pids("n1", "control")
@@ -128,7 +128,7 @@ def test_a_stopped_control_process_fails_the_probes_and_the_watchdog(
     node.wait(lambda: probe(node, "/liveness") == (200, []), "the control process to answer")
 
 
-def test_the_health_port_answers_through_the_end_of_a_data_process(node: LocalCluster) -> None:
+def test_health_port_answers_after_kill_of_data_process(node: LocalCluster) -> None:
     node.kill("n1", part="data")
     code, _ = probe(node, "/readiness")
     assert code in {200, 503}, "the connection is not refused: the next process serves, or the supervisor"

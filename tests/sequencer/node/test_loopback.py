@@ -1,3 +1,5 @@
+"""Free loopback ports and the certificates of a local cluster, for concurrent threads and processes."""
+
 from __future__ import annotations
 
 import contextlib
@@ -15,12 +17,12 @@ from sequencer.localcluster.loopback import BLOCK, free_port, free_ports
 from sequencer.localcluster.nodes import LocalCluster
 
 
-def test_a_port_is_not_given_again_before_its_whole_block_was() -> None:
+def test_free_ports_do_not_repeat_within_block() -> None:
     ports = [free_port() for _ in range(BLOCK // 2)]
     assert len(set(ports)) == len(ports)
 
 
-def test_two_processes_are_never_given_the_same_port() -> None:
+def test_free_ports_differ_between_processes() -> None:
     ask = f"from sequencer.localcluster.loopback import *; print(free_ports({BLOCK // 2})); input()"
     with contextlib.ExitStack() as stack:
         others = [
@@ -38,7 +40,7 @@ def test_two_processes_are_never_given_the_same_port() -> None:
     assert len(set.union(*given)) == sum(map(len, given)) == 4 * (BLOCK // 2)
 
 
-def test_a_port_that_is_listened_on_is_left_out() -> None:
+def test_free_ports_exclude_listening_ports() -> None:
     with contextlib.ExitStack() as stack:
         listening = [
             stack.enter_context(socket.create_server(("127.0.0.1", free_port()))).getsockname()[1]
@@ -47,7 +49,7 @@ def test_a_port_that_is_listened_on_is_left_out() -> None:
         assert not set(free_ports(BLOCK)) & set(listening)
 
 
-def test_a_block_without_a_free_port_is_told_and_another_taken_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_port_raises_timeout_if_none_is_free_and_succeeds_later(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(loopback, "is_free", lambda _: False)
         with pytest.raises(Timeout, match="listened on"):
@@ -55,7 +57,7 @@ def test_a_block_without_a_free_port_is_told_and_another_taken_then(monkeypatch:
     assert free_port()
 
 
-def test_threads_that_ask_for_one_certificate_get_one_pair_until_it_is_renewed(tmp_path: Path) -> None:
+def test_certificate_is_shared_by_threads_until_renewed(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 1) as cluster, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: cluster.certificate("operator", "op").load(), range(32)))
         assert {one.cert for one in found} == {found[0].cert}

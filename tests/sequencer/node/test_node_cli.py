@@ -1,4 +1,4 @@
-"""`rt node`: what it refuses, what it logs, how it ends; and a whole node of one member, as processes."""
+"""`rt node`: rejected settings, log lines and exit status, and a real node of one member."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def arguments(tmp_path: Path, *, raft: int = 7000, data: int = 5002) -> list[str
 # Refusals
 
 
-def test_wrong_settings_are_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_or_invalid_settings_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["node", "--stream", "s"]) == 2
     assert "settings are missing (at name, directory, members, ca, cert, key)" in capsys.readouterr().err
     assert main([*arguments(tmp_path), "--ca", "c", "--cert", "c", "--key", "k", "--data-port", "x"]) == 2
@@ -95,7 +95,7 @@ def test_wrong_settings_are_misuse(tmp_path: Path, capsys: pytest.CaptureFixture
     assert captured.out == ""
 
 
-def test_a_variable_is_named_as_the_source(
+def test_invalid_environment_variable_is_named_as_source(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RT_NODE_MEMBERS", "n1=nowhere")
@@ -107,7 +107,7 @@ def test_a_variable_is_named_as_the_source(
     ("stream", "role", "name"), [("t", "node", "n1"), ("s", "publisher", "n1"), ("s", "node", "n2")]
 )
 @pytest.mark.usefixtures("logs_restored")
-def test_a_certificate_of_another_is_refused(
+def test_certificate_of_another_identity_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stream: str, role: Role, name: str
 ) -> None:
     assert main([*arguments(tmp_path), *certified(tmp_path / "pki", stream, role, name)]) == 1
@@ -118,7 +118,7 @@ def test_a_certificate_of_another_is_refused(
 
 
 @pytest.mark.usefixtures("logs_restored")
-def test_a_certificate_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_certificate_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = certified(tmp_path / "pki")
     (tmp_path / "pki" / "n1.crt").unlink()
     assert main([*arguments(tmp_path), *flags]) == 1
@@ -126,7 +126,7 @@ def test_a_certificate_that_is_missing_is_named(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.usefixtures("logs_restored")
-def test_a_directory_that_another_node_runs_on_is_refused_at_once(
+def test_directory_locked_by_another_node_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sequencer.node.cli, "supervise", lambda config: pytest.fail("it ran"))
@@ -138,7 +138,9 @@ def test_a_directory_that_another_node_runs_on_is_refused_at_once(
 
 
 @pytest.mark.usefixtures("logs_restored")
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_in_place_of_node_directory_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "node").touch()
     assert main([*arguments(tmp_path), *certified(tmp_path / "pki")]) == 1
     assert f"(--directory) (at {tmp_path}/node): got a file, expected a directory" in capsys.readouterr().err
@@ -153,7 +155,7 @@ def listening() -> Iterator[int]:
 
 @pytest.mark.parametrize("taken", ["data", "raft"])
 @pytest.mark.usefixtures("logs_restored")
-def test_a_port_in_use_ends_the_node_with_one_line_that_names_port_option_and_remedy(
+def test_port_in_use_exits_with_one_line_naming_port_option_and_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
     monkeypatch.setattr(sequencer.node.cli, "supervise", lambda config: pytest.fail("it ran"))
@@ -173,7 +175,7 @@ def config_of(tmp_path: Path, *, listen: str = "127.0.0.1") -> NodeConfig:
     return NodeConfig("s", "n1", str(tmp_path / "node"), members, **files, listen=listen, **ports)
 
 
-def test_a_port_that_the_processes_of_a_killed_node_still_hold_is_waited_for(tmp_path: Path) -> None:
+def test_port_check_waits_until_port_of_earlier_node_is_free(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with socket.create_server(("127.0.0.1", config.data_port)) as earlier, ThreadPoolExecutor() as pool:
         checking = pool.submit(check_ports, config, seconds_max=WAIT_S)
@@ -181,12 +183,12 @@ def test_a_port_that_the_processes_of_a_killed_node_still_hold_is_waited_for(tmp
         checking.result(WAIT_S)
 
 
-def test_an_address_of_another_machine_to_listen_on_is_named(tmp_path: Path) -> None:
+def test_listen_address_of_another_machine_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(rt.RtError, match=r"\(at 192\.0\.2\.1\).*Set --listen to an address of this machine"):
         check_ports(config_of(tmp_path, listen="192.0.2.1"))
 
 
-def test_a_directory_of_another_user_is_named_with_its_owner(tmp_path: Path) -> None:
+def test_unwritable_directory_is_named_with_its_owner(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     check_directories(config)  # None exists yet.
     os.makedirs(config.sessions_directory)
@@ -200,7 +202,7 @@ def test_a_directory_of_another_user_is_named_with_its_owner(tmp_path: Path) -> 
     )
 
 
-def test_a_lock_file_of_another_user_is_named_and_not_the_directory(
+def test_lock_file_without_permission_is_named_in_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -212,7 +214,7 @@ def test_a_lock_file_of_another_user_is_named_and_not_the_directory(
         lock_directory(config)
 
 
-def test_a_file_in_place_of_a_directory_is_named(tmp_path: Path) -> None:
+def test_file_in_place_of_raft_directory_is_rejected(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     os.makedirs(config.directory)
     Path(config.raft_directory).touch()
@@ -220,7 +222,7 @@ def test_a_file_in_place_of_a_directory_is_named(tmp_path: Path) -> None:
         check_directories(config)
 
 
-def test_a_link_to_a_directory_that_is_not_mounted_is_named_and_not_to_be_moved_away(tmp_path: Path) -> None:
+def test_dangling_link_in_place_of_directory_is_rejected_with_mount_hint(tmp_path: Path) -> None:
     config, away = config_of(tmp_path), tmp_path / "mnt" / "rt"
     Path(config.directory).symlink_to(away)
     named = rf"got a link to {away}, where no directory is, expected a directory\. Mount the file system"
@@ -234,7 +236,7 @@ def test_a_link_to_a_directory_that_is_not_mounted_is_named_and_not_to_be_moved_
 
 
 @pytest.mark.usefixtures("logs_restored")
-def test_the_command_ends_as_its_supervisor_and_holds_the_directory_meanwhile(
+def test_node_command_exits_with_supervisor_status_and_locks_directory_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[NodeConfig] = []
@@ -264,7 +266,7 @@ def record(message: str, *values: object, name: str = "sequencer.raft") -> loggi
     return made
 
 
-def test_a_record_of_ours_is_key_and_value() -> None:
+def test_log_record_of_rt_has_event_as_separate_field() -> None:
     assert TextLines("control").format(record("became_leader term=%d", 3)) == (
         "time=2023-11-14T22:13:20.500Z level=info process=control logger=sequencer.raft "
         "event=became_leader term=3"
@@ -279,12 +281,12 @@ def test_a_record_of_ours_is_key_and_value() -> None:
     }
 
 
-def test_a_record_of_another_library_is_quoted_whole() -> None:
+def test_log_record_of_another_library_is_one_quoted_message() -> None:
     line = TextLines("data").format(record('some "words"\nof it', name="asyncio"))
     assert line.endswith(r'logger=asyncio message="some \"words\"\nof it"')
 
 
-def test_an_exception_stays_in_its_line() -> None:
+def test_log_record_with_exception_stays_on_one_line() -> None:
     made = record("fell error=%r", "x")
     try:
         raise ZeroDivisionError
@@ -297,7 +299,7 @@ def test_an_exception_stays_in_its_line() -> None:
 
 
 @given(st.text(), st.sampled_from(("sequencer", "rt.net", "asyncio", "x\ny")))
-def test_no_text_breaks_a_line_or_steers_a_terminal(text: str, name: str) -> None:
+def test_log_line_is_printable_for_any_text(text: str, name: str) -> None:
     made = record("refused_peer said=%s", text, name=name)
     for line in (TextLines("node").format(made), JsonLines(process="node").format(made)):
         assert line.isprintable()
@@ -375,7 +377,7 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_node_of_one_runs_stops_and_comes_back_whatever_of_it_is_killed(tmp_path: Path) -> None:
+def test_single_node_stops_cleanly_and_restarts_after_kills(tmp_path: Path) -> None:
     raft, data = free_port(), free_port()
     flags = [*arguments(tmp_path, raft=raft, data=data), *certified(tmp_path / "pki")]
 
@@ -416,7 +418,7 @@ def test_a_node_of_one_runs_stops_and_comes_back_whatever_of_it_is_killed(tmp_pa
 
 
 @pytest.mark.slow
-def test_damaged_files_end_the_node_for_good(tmp_path: Path) -> None:
+def test_corrupt_raft_identity_ends_node_with_1(tmp_path: Path) -> None:
     flags = [*arguments(tmp_path, raft=free_port(), data=free_port()), *certified(tmp_path / "pki")]
     with running(flags, tmp_path / "first") as node:
         node.wait(lambda: node.entries("became_leader"))

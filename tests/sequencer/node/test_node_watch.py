@@ -1,4 +1,4 @@
-"""What the supervisor says of processes that start, serve, hang and end."""
+"""Reports of the supervisor on processes that start, serve, hang and end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Clocked:
 # Heartbeats
 
 
-def test_a_process_is_starting_until_its_first_heartbeat_and_hung_when_they_stop() -> None:
+def test_process_is_starting_until_first_heartbeat_and_hung_after_heartbeats_stop() -> None:
     beats = Heartbeats(CHILDREN)
     beats.update(0.0)
     for number, child in enumerate(CHILDREN, 101):
@@ -70,7 +70,7 @@ def test_a_process_is_starting_until_its_first_heartbeat_and_hung_when_they_stop
     assert beats.hung == []
 
 
-def test_a_process_that_has_ended_is_down_and_the_next_one_starts_again() -> None:
+def test_ended_process_is_down_and_next_process_is_starting() -> None:
     beats = Heartbeats(CHILDREN)
     for child in CHILDREN:
         beats.started(child, 101)
@@ -86,7 +86,7 @@ def test_a_process_that_has_ended_is_down_and_the_next_one_starts_again() -> Non
     assert "data-starting: the data process (pid 103)" in beats.obstacles[0]
 
 
-def test_a_start_may_take_long_but_not_indefinitely() -> None:
+def test_starting_process_is_hung_only_after_start_limit() -> None:
     beats = Heartbeats(("data",))
     beats.started("data", 101)
     beats.update(0.0)
@@ -98,7 +98,7 @@ def test_a_start_may_take_long_but_not_indefinitely() -> None:
     assert [child.name for child in beats.hung] == ["data"]
 
 
-def test_a_pause_of_the_supervisor_is_none_of_its_children() -> None:
+def test_pause_of_supervisor_is_not_counted_as_hung_process() -> None:
     beats = Heartbeats(CHILDREN)
     for child in CHILDREN:
         beats.started(child, 101)
@@ -111,7 +111,9 @@ def test_a_pause_of_the_supervisor_is_none_of_its_children() -> None:
 # The log
 
 
-def test_a_hang_is_logged_at_once_then_rarely_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_hung_process_is_logged_immediately_then_at_low_rate_and_again_at_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     node = Clocked(NodeWatch(CHILDREN))
     node.passes(2, *CHILDREN)
     node.passes(LOG_S - 2, "control")
@@ -132,7 +134,7 @@ def test_a_hang_is_logged_at_once_then_rarely_and_its_end_too(caplog: pytest.Log
 # systemd
 
 
-def test_a_node_is_ready_when_both_serve_and_the_watchdog_hears_until_one_hangs() -> None:
+def test_systemd_gets_ready_when_both_processes_serve_and_watchdog_until_one_hangs() -> None:
     with ServiceManager() as systemd:
         variables = {"NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": "4000000"}
         node = Clocked(NodeWatch(CHILDREN, notifier=ServiceNotifier(variables)))
@@ -200,7 +202,7 @@ def asked(node: Clocked, port: int, request: bytes) -> tuple[int, str]:
     return int(head.split()[1]), body.decode()
 
 
-def test_while_data_hangs_probes_are_told_which_process_since_when_and_what_to_do() -> None:
+def test_probes_of_hung_data_process_name_process_duration_and_remedy() -> None:
     with probed() as (node, port):
         node.passes(1, *CHILDREN)
         node.passes(7, "control")
@@ -217,7 +219,7 @@ def test_while_data_hangs_probes_are_told_which_process_since_when_and_what_to_d
         assert "rt_control_silent_seconds 0.000\n" in metrics
 
 
-def test_while_data_serves_its_connections_are_left_to_it() -> None:
+def test_probe_connections_are_left_to_data_process_until_it_hangs() -> None:
     with probed() as (node, port), socket.create_connection(("127.0.0.1", port)) as connection:
         node.passes(1, *CHILDREN)
         connection.sendall(GET % b"/liveness")
@@ -234,7 +236,7 @@ def test_while_data_serves_its_connections_are_left_to_it() -> None:
     ("state", "text"),
     [("starting", "data-starting: "), ("down", "data-down: "), ("stopping", "the node is ")],
 )
-def test_a_node_that_starts_or_stops_answers_that_it_does(state: str, text: str) -> None:
+def test_probe_reports_node_that_is_starting_down_or_stopping(state: str, text: str) -> None:
     with probed() as (node, port):
         node.passes(1, "control")
         if state == "down":
@@ -257,14 +259,14 @@ def test_a_node_that_starts_or_stops_answers_that_it_does(state: str, text: str)
         (b"HEAD /liveness HTTP/1.0\r\n\r\n", 503),
     ],
 )
-def test_other_requests_get_an_error(request_: bytes, status: int) -> None:
+def test_health_port_answers_other_requests_with_error_status(request_: bytes, status: int) -> None:
     with probed() as (node, port):
         found, body = asked(node, port, request_)
         assert found == status
         assert bool(body) == (not request_.startswith(b"HEAD"))
 
 
-def test_a_request_may_come_in_pieces_but_not_be_large_or_late() -> None:
+def test_split_request_is_answered_and_large_or_late_request_is_closed() -> None:
     with probed() as (node, port):
         where = ("127.0.0.1", port)
         with socket.create_connection(where) as connection:
@@ -284,7 +286,7 @@ def test_a_request_may_come_in_pieces_but_not_be_large_or_late() -> None:
             assert answers(node, connection) == b""
 
 
-def test_many_silent_connections_do_not_lock_a_probe_out() -> None:
+def test_probe_is_answered_despite_many_silent_connections() -> None:
     with probed() as (node, port):
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS_MAX)]
         try:
@@ -295,7 +297,7 @@ def test_many_silent_connections_do_not_lock_a_probe_out() -> None:
                 connection.close()
 
 
-def test_a_port_that_is_taken_or_0_is_left_to_the_data_process() -> None:
+def test_health_port_in_use_or_0_is_not_opened() -> None:
     assert open_health_port("127.0.0.1", 0) is None
     with closing(open_health_port("127.0.0.1", port := free_port())) as taken:
         assert taken is not None

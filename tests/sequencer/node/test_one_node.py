@@ -1,4 +1,4 @@
-"""A cluster of one node, which nobody else can help."""
+"""A cluster of one node: corruption without a peer to repair it, headers, and idle sessions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flip(path: Path) -> None:
         os.pwrite(file.fileno(), bytes([byte ^ 1]), 200)
 
 
-def test_a_damaged_log_is_told_waits_for_good_bytes_and_can_be_let_go_of(
+def test_corrupt_merged_log_raises_alarm_until_bytes_are_restored_or_hard_reset(
     node: LocalCluster, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"endpoints": node.endpoints, "tls": node.certificate("publisher", "feed")}
@@ -87,7 +87,7 @@ def test_a_damaged_log_is_told_waits_for_good_bytes_and_can_be_let_go_of(
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_headers_pass_from_a_publisher_to_a_subscriber(
+def test_message_headers_pass_from_publisher_to_subscriber(
     node: LocalCluster, tmp_path: Path, compression: Any
 ) -> None:
     sent = [{"number": b"%d" % number, "same": b"s" * 200} for number in range(300)]
@@ -115,7 +115,7 @@ def test_headers_pass_from_a_publisher_to_a_subscriber(
     assert found == [(), *(tuple(headers.items()) for headers in sent)]
 
 
-def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_stays(
+def test_idle_session_is_closed_after_publisher_left_and_stays_open_while_connected(
     node: LocalCluster, tmp_path: Path
 ) -> None:
     """A leader counts the minute from its election on: that of one node stays, even if the machine stalls."""

@@ -1,4 +1,4 @@
-"""The supervisor of a node's processes: its decisions, and what it does with children that are tiny here."""
+"""The supervisor of the processes of a node: its decisions, and real runs with small child processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def begun(times: RestartTimes | None = None) -> RestartPolicy:
 # Decisions
 
 
-def test_a_child_that_a_reset_ended_is_started_at_once_and_keeps_its_pause() -> None:
+def test_child_ended_by_reset_restarts_immediately_unless_node_is_stopping() -> None:
     decisions = begun()
     decisions.ended("control", 70, 0.0)
     assert decisions.tick(1.0) == [StartChild("control")]
@@ -70,7 +70,7 @@ def test_a_child_that_a_reset_ended_is_started_at_once_and_keeps_its_pause() -> 
     assert decisions.result == ExitStatus.STOPPED
 
 
-def test_the_pause_before_a_start_doubles_up_to_its_greatest() -> None:
+def test_restart_delay_doubles_up_to_its_maximum() -> None:
     decisions, now_s, pauses = begun(), 0.0, []
     for _ in range(8):
         assert decisions.ended("data", 70, now_s) == []
@@ -83,7 +83,7 @@ def test_the_pause_before_a_start_doubles_up_to_its_greatest() -> None:
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
-def test_a_child_that_lived_for_long_is_started_again_soon() -> None:
+def test_restart_delay_is_reset_after_child_ran_for_30_seconds() -> None:
     decisions = begun()
     for now_s in (1.0, 2.0, 3.0):
         decisions.ended("data", 70, now_s)
@@ -96,7 +96,7 @@ def test_a_child_that_lived_for_long_is_started_again_soon() -> None:
 
 
 @pytest.mark.parametrize("status", [0, 70, -SIGKILL, -SIGTERM, 3])
-def test_a_child_that_ends_by_itself_is_started_again_alone(status: int) -> None:
+def test_child_that_ends_by_itself_is_restarted_alone(status: int) -> None:
     decisions = begun()
     assert decisions.ended("control", status, 1.0) == []
     assert decisions.result is None
@@ -106,7 +106,7 @@ def test_a_child_that_ends_by_itself_is_started_again_alone(status: int) -> None
 
 @pytest.mark.parametrize(("status", "result"), [(1, 1), (2, 1), (71, 71)])
 @pytest.mark.parametrize(("child", "other"), [CHILDREN, CHILDREN[::-1]])
-def test_what_no_start_can_help_stops_the_other_child_and_the_node(
+def test_child_with_final_exit_status_stops_other_child_and_node(
     status: int, result: int, child: str, other: str
 ) -> None:
     decisions = begun()
@@ -116,7 +116,7 @@ def test_what_no_start_can_help_stops_the_other_child_and_the_node(
     assert decisions.result == result
 
 
-def test_data_stops_first_and_then_control() -> None:
+def test_stop_ends_data_first_and_then_control() -> None:
     decisions = begun()
     assert decisions.stop(1.0) == [SignalChild("data", SIGTERM)]
     assert decisions.ended("data", 0, 2.0) == [SignalChild("control", SIGTERM)]
@@ -124,7 +124,7 @@ def test_data_stops_first_and_then_control() -> None:
     assert decisions.result == ExitStatus.STOPPED
 
 
-def test_a_child_that_does_not_stop_in_time_is_killed_and_each_has_its_own_time() -> None:
+def test_stop_kills_each_child_after_its_own_timeout() -> None:
     decisions = begun()
     decisions.stop(1.0)
     assert decisions.wake_at_s == 11.0
@@ -137,14 +137,14 @@ def test_a_child_that_does_not_stop_in_time_is_killed_and_each_has_its_own_time(
     assert decisions.result == ExitStatus.STOPPED
 
 
-def test_being_asked_twice_is_no_reason_to_kill() -> None:
+def test_second_stop_sends_no_signal_and_keeps_deadline() -> None:
     decisions = begun()
     decisions.stop(1.0)
     assert decisions.stop(1.1) == []
     assert decisions.wake_at_s == 11.0
 
 
-def test_a_child_that_waits_for_its_start_is_not_waited_for() -> None:
+def test_stop_does_not_wait_for_child_that_awaits_restart() -> None:
     decisions = begun()
     decisions.ended("data", 70, 1.0)
     assert decisions.stop(1.05) == [SignalChild("control", SIGTERM)]
@@ -153,7 +153,7 @@ def test_a_child_that_waits_for_its_start_is_not_waited_for() -> None:
     assert decisions.result == ExitStatus.STOPPED
 
 
-def test_a_divergence_that_is_found_while_stopping_is_told() -> None:
+def test_divergence_during_stop_becomes_exit_status_of_node() -> None:
     decisions = begun()
     decisions.stop(1.0)
     decisions.ended("data", 71, 2.0)
@@ -165,7 +165,7 @@ _STATUSES = st.sampled_from((0, 1, 2, 70, 71, -9, -15))
 
 
 @given(st.lists(st.tuples(st.sampled_from(("stop", "tick", *CHILDREN)), _STATUSES, st.floats(0, 40))))
-def test_whatever_happens_the_laws_hold(events: list[tuple[str, int, float]]) -> None:
+def test_decisions_keep_invariants_for_any_events(events: list[tuple[str, int, float]]) -> None:
     decisions, now_s, running, asked = begun(), 0.0, set(CHILDREN), False
 
     def heed(actions: list[Action]) -> None:
@@ -226,7 +226,7 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
         (KeyboardInterrupt(), 70),
     ],
 )
-def test_an_error_says_whether_a_new_start_can_help(error: BaseException, status: int) -> None:
+def test_exit_status_of_error_shows_whether_restart_can_help(error: BaseException, status: int) -> None:
     assert exit_status(error) == status
 
 
@@ -247,7 +247,7 @@ def unchanged_signals() -> Iterator[None]:
     assert [signal.getsignal(number) for number in numbers] == before
 
 
-def test_a_child_gets_its_settings_on_stdin_and_not_in_its_arguments_or_environment(tmp_path: Path) -> None:
+def test_child_receives_settings_on_stdin_and_not_in_arguments_or_environment(tmp_path: Path) -> None:
     script = f"""
         read -r line; printf %s "$line" > {tmp_path}/line
         tr '\\0' '\\n' < /proc/$$/cmdline > {tmp_path}/arguments; env > {tmp_path}/environment
@@ -258,7 +258,7 @@ def test_a_child_gets_its_settings_on_stdin_and_not_in_its_arguments_or_environm
     assert "some secret" not in (tmp_path / "arguments").read_text() + (tmp_path / "environment").read_text()
 
 
-def test_a_child_that_falls_is_started_until_it_is_told_otherwise(
+def test_failing_child_is_restarted_until_it_exits_with_71(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]]
 ) -> None:
     script = f"""
@@ -279,9 +279,7 @@ def test_a_child_that_falls_is_started_until_it_is_told_otherwise(
     assert logged("sequencer")[-1] == "node_stopped status=71"
 
 
-def test_a_program_that_cannot_be_started_is_tried_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_of_missing_program_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     program = tmp_path / "program"
     commands = {
         "control": (str(program),),
@@ -308,7 +306,7 @@ def test_a_program_that_cannot_be_started_is_tried_again(
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT"])
-def test_a_signal_stops_data_and_then_control_and_the_node_ends_well(tmp_path: Path, name: str) -> None:
+def test_sigterm_or_sigint_stops_data_then_control_and_exits_with_0(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "ready")
     script = """
         trap 'echo {child} >> {path}/stops; exit 0' TERM
@@ -323,16 +321,16 @@ def test_a_signal_stops_data_and_then_control_and_the_node_ends_well(tmp_path: P
     assert (tmp_path / "stops").read_text() == "data\ncontrol\n"
 
 
-def test_a_child_that_ignores_its_end_is_killed(caplog: pytest.LogCaptureFixture) -> None:
+def test_child_that_ignores_sigterm_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     assert supervise("trap '' TERM; kill -TERM $PPID; exec sleep 1000", stop_s=0.01) == 0
     assert "child_signalled child=control signal=SIGKILL" in caplog.text
 
 
-def test_a_hangup_is_ignored() -> None:
+def test_sighup_is_ignored_by_supervisor_and_child() -> None:
     assert supervise("kill -HUP $PPID; kill -HUP $$; exit 1") == 1
 
 
-def test_an_interrupt_that_was_ignored_before_stays_ignored() -> None:
+def test_sigint_ignored_before_start_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert supervise("kill -INT $PPID; exit 1") == 1
@@ -340,7 +338,7 @@ def test_an_interrupt_that_was_ignored_before_stays_ignored() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_supervisor_that_breaks_leaves_no_child_behind(tmp_path: Path) -> None:
+def test_supervisor_that_raises_leaves_no_running_child(tmp_path: Path) -> None:
     def clock() -> float:
         if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"):
             raise ZeroDivisionError
@@ -374,7 +372,7 @@ Supervisor(json.loads(sys.argv[1]), "{}").run()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [_BY_KERNEL, _BY_STDIN])
-def test_children_die_with_a_parent_that_is_killed(how: str) -> None:
+def test_children_end_when_their_parent_is_killed(how: str) -> None:
     child = (sys.executable, "-c", _CHILD + how)
     with subprocess.Popen(
         [sys.executable, "-c", _PARENT, json.dumps({"control": child, "data": child})],
@@ -388,7 +386,7 @@ def test_children_die_with_a_parent_that_is_killed(how: str) -> None:
 
 
 @pytest.mark.parametrize("role", CHILDREN)
-def test_a_child_whose_parent_was_killed_before_it_wrote_the_settings_says_nothing(role: str) -> None:
+def test_child_without_settings_on_stdin_exits_without_output(role: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "sequencer.node.child_main", role],
         stdin=subprocess.DEVNULL,

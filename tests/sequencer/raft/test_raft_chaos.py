@@ -1,4 +1,4 @@
-"""Real nodes killed, paused, cut off, wiped and without power; and what must find it where that does harm."""
+"""Real Raft nodes under kills, pauses, partitions, wipes and power cuts; the checks of their guarantees."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def command_line(pid: int) -> str:
 
 
 @pytest.mark.slow
-def test_faults_of_all_kinds_break_no_promise(tmp_path: Path) -> None:
+def test_cluster_of_three_keeps_guarantees_under_all_kinds_of_faults(tmp_path: Path) -> None:
     """The seed draws each kind twice at least. `python -m chaos.run` lives for longer."""
     assert run_chaos(tmp_path, nodes=3, strikes=24, seed=11) >= FAULTS
 
 
 @pytest.mark.slow
-def test_faults_break_no_promise_of_five(tmp_path: Path) -> None:
+def test_cluster_of_five_keeps_guarantees_under_faults(tmp_path: Path) -> None:
     assert run_chaos(tmp_path, nodes=5, strikes=14, seed=3) > {"kill", "power", "pause"}
 
 
 @pytest.mark.slow
-def test_leadership_is_transferred_again_and_again_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_repeated_leadership_transfers_under_load_lose_no_commands(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3, seed=5) as cluster:
         for name in cluster.names:
             cluster.start(name)
@@ -92,7 +92,7 @@ def is_handed_over(cluster: Cluster) -> bool:
 
 
 @pytest.mark.slow
-def test_a_log_that_is_not_synced_is_found_out_by_a_power_cut(tmp_path: Path) -> None:
+def test_unsynced_raft_log_is_detected_after_power_cut(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3, seed=4, lies_about=["log."]) as cluster:
         for name in cluster.names:
             cluster.start(name)
@@ -132,19 +132,19 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Proce
     return lambda: Process("child_of_test", {}, tmp_path / "stderr")
 
 
-def test_a_process_answers_and_ends_on_sigterm(child: Callable[[], Process]) -> None:
+def test_process_answers_and_exits_with_0_on_sigterm(child: Callable[[], Process]) -> None:
     with child() as process:
         assert process.ask("this", value=1) == {"said": "this", "value": 1}
         assert process.terminate(60) == 0
 
 
-def test_an_answer_that_came_too_late_is_dropped(child: Callable[[], Process]) -> None:
+def test_process_answer_to_earlier_request_is_dropped(child: Callable[[], Process]) -> None:
     with child() as process:
         process.post("first")
         assert process.ask("second") == {"said": "second"}
 
 
-def test_a_process_that_ended_by_itself_is_an_error_with_its_last_words(
+def test_process_killed_by_signal_raises_process_ended_with_status(
     tmp_path: Path, child: Callable[[], Process]
 ) -> None:
     with child() as process:
@@ -155,7 +155,9 @@ def test_a_process_that_ended_by_itself_is_an_error_with_its_last_words(
 
 
 @pytest.mark.parametrize("moment", ["running", "stopped"])
-def test_a_process_dies_with_its_parent(tmp_path: Path, child: Callable[[], Process], moment: str) -> None:
+def test_process_ends_when_its_parent_is_killed(
+    tmp_path: Path, child: Callable[[], Process], moment: str
+) -> None:
     parent = (
         "import os, pathlib; from sequencer.localcluster.processes import Process\n"
         f"process = Process('child_of_test', {{}}, pathlib.Path({str(tmp_path / 'stderr')!r}))\n"
@@ -245,7 +247,7 @@ CHANGE = st.tuples(
 
 @pytest.mark.usefixtures("_syncs_take_no_time")
 @given(changes=st.lists(CHANGE, max_size=30))
-def test_a_power_cut_takes_back_what_was_not_synced_and_nothing_else(
+def test_power_cut_reverts_unsynced_changes_only(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[object, ...]]
 ) -> None:
     both = Both(tmp_path_factory.mktemp("power"))
@@ -261,7 +263,7 @@ def test_a_power_cut_takes_back_what_was_not_synced_and_nothing_else(
 
 @pytest.mark.usefixtures("_syncs_take_no_time")
 @given(changes=st.lists(CHANGE, max_size=30), seed=st.integers(0, 2**32))
-def test_what_was_synced_stays_whatever_else_a_power_cut_leaves(
+def test_power_cut_keeps_synced_files_for_any_unsynced_remainder(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[object, ...]], seed: int
 ) -> None:
     both = Both(tmp_path_factory.mktemp("power"))
@@ -282,7 +284,7 @@ def test_what_was_synced_stays_whatever_else_a_power_cut_leaves(
     assert {name: left[name] for name in "ab"} == {name: synced[name] for name in "ab"}
 
 
-def test_a_torn_record_is_of_a_change_that_was_not_made(tmp_path: Path) -> None:
+def test_power_cut_ignores_torn_journal_record(tmp_path: Path) -> None:
     both = Both(tmp_path)
     both.do(("create", "a", "", 0, 1))
     both.do(("directory", "a", "", 0, 1))
@@ -314,7 +316,7 @@ def lives_of(root: Path) -> dict[str, Path]:
     return {"n1": root / "n1", "n2": root / "n2"}
 
 
-def test_sound_lives_pass_and_are_counted(tmp_path: Path) -> None:
+def test_valid_run_records_pass_check_and_are_counted(tmp_path: Path) -> None:
     verdict = check_lives(lives_of(tmp_path))
     assert verdict.problems == []
     assert (verdict.commands, verdict.acknowledged, verdict.lives, verdict.installs) == (4, 4, 3, 1)
@@ -339,7 +341,9 @@ def test_sound_lives_pass_and_are_counted(tmp_path: Path) -> None:
         ("n1/acked.1", "1 n1.1.0.1\n", "1 n1.1.0.1\n1 n1.1.0.1\n", "acknowledged twice"),
     ],
 )
-def test_a_broken_promise_is_found(tmp_path: Path, file: str, old: str, new: str, problem: str) -> None:
+def test_broken_guarantee_in_run_records_is_reported(
+    tmp_path: Path, file: str, old: str, new: str, problem: str
+) -> None:
     directories = lives_of(tmp_path)
     text = (tmp_path / file).read_text()
     assert old in text
@@ -348,7 +352,7 @@ def test_a_broken_promise_is_found(tmp_path: Path, file: str, old: str, new: str
     assert any(problem in found for found in problems), problems
 
 
-def test_a_run_whose_nodes_cannot_start_fails_with_their_last_words(
+def test_chaos_run_fails_with_error_of_nodes_that_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chaos.cluster.STREAM", "not a name")

@@ -1,4 +1,4 @@
-"""The codec of Raft messages: what it encodes it decodes, and nothing else."""
+"""Encoding and decoding of Raft messages: round trips, size limits, versions and invalid bytes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def patched(message: Message | Hello, offset: int, layout: str, *values: object)
 
 @given(MESSAGES, NUMBERS)
 @settings(max_examples=300)
-def test_a_message_survives_its_bytes(message: Message | Hello, epoch: int) -> None:
+def test_message_and_epoch_survive_encode_and_decode(message: Message | Hello, epoch: int) -> None:
     frame = b"".join(encode(message, epoch))
     length, kind, read_epoch = decode_header(frame)
     assert (FRAME_HEADER_BYTES + length, read_epoch) == (len(frame), epoch)
@@ -149,7 +149,7 @@ def test_a_message_survives_its_bytes(message: Message | Hello, epoch: int) -> N
 
 @given(MESSAGES, st.data())
 @settings(max_examples=250)
-def test_changed_bytes_are_a_message_within_the_bounds_or_a_format_error(
+def test_mutated_body_decodes_canonically_or_raises_format_error(
     message: Message | Hello, data: st.DataObject
 ) -> None:
     kind, body = parts(message)
@@ -162,12 +162,12 @@ def test_changed_bytes_are_a_message_within_the_bounds_or_a_format_error(
 
 @given(st.sampled_from(FrameKind) | st.integers(0, 255), st.binary(max_size=200))
 @settings(max_examples=250)
-def test_random_bytes_are_a_message_within_the_bounds_or_a_format_error(kind: int, body: bytes) -> None:
+def test_random_body_decodes_canonically_or_raises_format_error(kind: int, body: bytes) -> None:
     check_total(kind, body)
 
 
 @given(st.binary(min_size=FRAME_HEADER_BYTES, max_size=FRAME_HEADER_BYTES))
-def test_a_random_header_is_within_the_bounds_or_a_format_error(data: bytes) -> None:
+def test_random_header_is_within_frame_limit_or_raises_format_error(data: bytes) -> None:
     try:
         header = decode_header(data)
     except FormatError:
@@ -186,7 +186,7 @@ def check_total(kind: int, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("message", EXAMPLES[1:-4], ids=range(1, len(EXAMPLES) - 4))
-def test_no_body_may_be_shorter_or_longer_by_a_byte(message: Message) -> None:
+def test_body_of_wrong_length_raises_format_error(message: Message) -> None:
     kind, body = parts(message)
     has_data = kind in {FrameKind.INSTALL_SNAPSHOT, FrameKind.FETCH_STATE_CHUNK}
     if not has_data:
@@ -238,7 +238,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("kind", "body"), BAD.values(), ids=BAD)
-def test_bytes_that_no_message_has_are_refused(kind: int, body: bytes) -> None:
+def test_invalid_body_raises_format_error(kind: int, body: bytes) -> None:
     with pytest.raises(FormatError):
         decode(kind, bytes(body))
     with pytest.raises(FormatError):
@@ -260,12 +260,12 @@ def test_bytes_that_no_message_has_are_refused(kind: int, body: bytes) -> None:
         pickle.dumps(list(range(9)))[:FRAME_HEADER_BYTES],
     ],
 )
-def test_a_header_that_no_frame_has_is_refused(header: bytes) -> None:
+def test_invalid_header_raises_format_error(header: bytes) -> None:
     with pytest.raises(FormatError):
         decode_header(header)
 
 
-def test_a_newer_version_is_distinguished_from_invalid_bytes() -> None:
+def test_header_of_newer_version_raises_unknown_version() -> None:
     with pytest.raises(UnknownVersion):
         decode_header(struct.pack("<IBBHQ", 0, FrameKind.PING, 2, 0, 1))
 
@@ -278,7 +278,7 @@ def hello_of(monkeypatch: pytest.MonkeyPatch, oldest: int, latest: int) -> bytes
     return b"".join(encode(EXAMPLES[0], 1))
 
 
-def test_a_hello_of_version_1_alone_has_the_bytes_that_it_always_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hello_carries_version_range_only_if_it_exceeds_version_1(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hello_of(monkeypatch, 1, 1) == b"".join(encode(EXAMPLES[0], 1))
     assert len(hello_of(monkeypatch, 1, 1)) == FRAME_HEADER_BYTES + 57
     assert hello_of(monkeypatch, 1, 3)[FRAME_HEADER_BYTES + 57 :] == bytes([1, 3])
@@ -287,7 +287,7 @@ def test_a_hello_of_version_1_alone_has_the_bytes_that_it_always_had(monkeypatch
 @pytest.mark.parametrize(
     ("own", "peer", "common"), [((1, 3), (2, 4), 3), ((1, 1), (1, 2), 1), ((1, 4), (1, 1), 1)]
 )
-def test_both_members_find_the_latest_version_that_both_know(
+def test_members_agree_on_latest_common_version(
     monkeypatch: pytest.MonkeyPatch, own: tuple[int, int], peer: tuple[int, int], common: int
 ) -> None:
     for here, there in ((own, peer), (peer, own)):
@@ -300,14 +300,16 @@ def test_both_members_find_the_latest_version_that_both_know(
             assert version_with(body, "n2") == common
 
 
-def test_members_without_a_common_version_name_both_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_version_error_names_both_ranges_without_common_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     body = hello_of(monkeypatch, 2, 3)[FRAME_HEADER_BYTES:]
     monkeypatch.setattr(codec, "VERSIONS", VersionRange(1, 1))
     with pytest.raises(UnknownVersion, match=r"\(at member n2\): got versions 2 to 3, expected version 1"):
         version_with(body, "n2")
 
 
-def test_a_frame_has_the_version_that_both_use() -> None:
+def test_frame_of_other_than_negotiated_version_raises_unknown_version() -> None:
     for message in EXAMPLES[1:]:
         frame = b"".join(encode(message, 7, 3))
         assert decode_header(frame, 0, 3).epoch == 7
@@ -315,7 +317,7 @@ def test_a_frame_has_the_version_that_both_use() -> None:
             decode_header(frame, 0, 2)
 
 
-def test_the_largest_messages_pass_and_the_largest_append_is_the_largest_frame() -> None:
+def test_largest_messages_round_trip_and_largest_append_fills_frame_limit() -> None:
     contents = [bytes(16)] * APPEND_ENTRIES_MAX
     largest = AppendEntries(
         1, LogIndex(1, 1), 0, 0, 0, tuple(RaftEntry(c, i + 2, 1) for i, c in enumerate(contents))
@@ -335,7 +337,7 @@ def test_the_largest_messages_pass_and_the_largest_append_is_the_largest_frame()
     assert len(b"".join(encode(largest, 1))) == FRAME_BYTES_MAX
 
 
-def test_contents_are_not_copied_by_encode_and_come_back_as_bytes() -> None:
+def test_encode_does_not_copy_contents_and_decode_returns_bytes() -> None:
     content = bytes(1000)
     buffers = encode(AppendEntries(1, LogIndex(4, 1), 0, 0, 0, (RaftEntry(content, 5, 1),)), 1)
     assert buffers[1] is content
@@ -346,7 +348,7 @@ def test_contents_are_not_copied_by_encode_and_come_back_as_bytes() -> None:
     assert type(decoded.entries[0].content) is bytes
 
 
-def test_a_frame_that_our_own_peer_would_refuse_is_not_made() -> None:
+def test_encode_rejects_messages_outside_limits() -> None:
     with pytest.raises(AssertionError):
         encode(AppendEntries(1, LogIndex(4, 1), 0, 0, 0, (RaftEntry(b"", 6, 1),)), 1)
     with pytest.raises(AssertionError):
@@ -357,7 +359,7 @@ def test_a_frame_that_our_own_peer_would_refuse_is_not_made() -> None:
         encode(AppendEntriesReply(-1, matched=True, prev=0, index=0, claim=CLAIM), 1)
 
 
-def test_a_claimed_count_takes_no_memory() -> None:
+def test_decode_of_oversized_entry_count_allocates_under_64_kib() -> None:
     kind, body = BAD["more entries than any body has"]
     tracemalloc.start()
     try:
@@ -368,7 +370,7 @@ def test_a_claimed_count_takes_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_the_bytes_of_version_1(golden) -> None:
+def test_frames_of_version_1_match_golden_bytes(golden) -> None:
     header = diagram(sequencer.raft.transport.frames)
     frames = [ping(7), *(b"".join(encode(message, 7)) for message in EXAMPLES)]
     dump = Dump(b"".join(frames))

@@ -1,4 +1,4 @@
-"""Connections of the Raft transport: how they begin, last and end."""
+"""Connections of the Raft transport: setup, versions, replacement, timeouts and closing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sequencer.raft.transport import mesh as mesh_module
 
 
 @pytest.mark.parametrize(("name", "other"), [("n1", "n2"), ("n2", "n1")])
-def test_a_member_that_comes_back_on_its_port_is_connected_again(net: Net, name: str, other: str) -> None:
+def test_restarted_member_on_same_port_is_reconnected(net: Net, name: str, other: str) -> None:
     stays, goes = net.mesh(other), net.mesh(name)
     inbox = net.inboxes[stays]
     net.drive(lambda: stays.connected and goes.connected)
@@ -37,7 +37,7 @@ def test_a_member_that_comes_back_on_its_port_is_connected_again(net: Net, name:
     assert inbox.events == [*ups, ("message", name, Forward(b"back"))]
 
 
-def test_members_of_two_versions_talk_in_the_latest_one_that_both_know(
+def test_members_of_different_versions_use_latest_common_version(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codec, "VERSIONS", VersionRange(1, 3))
@@ -52,7 +52,7 @@ def test_members_of_two_versions_talk_in_the_latest_one_that_both_know(
     net.drive(lambda: net.inboxes[newer].messages("n2") and net.inboxes[older].messages("n1"))
 
 
-def test_members_without_a_common_version_do_not_talk_and_say_why(
+def test_members_without_common_version_do_not_connect_and_log_reason(
     net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(codec, "VERSIONS", VersionRange(2, 3))
@@ -64,7 +64,7 @@ def test_members_without_a_common_version_do_not_talk_and_say_why(
     assert "got versions 2 to 3, expected version 1. Upgrade the older side" in caplog.text
 
 
-def test_a_new_connection_replaces_the_old_one_and_nothing_of_the_old_comes_after_it(net: Net) -> None:
+def test_old_connection_delivers_no_messages_after_its_replacement(net: Net) -> None:
     first, old, inbox, _ = net.pair()
     for _ in range(16):
         old.send("n1", Forward(b"old" + bytes(1 << 20)))
@@ -79,7 +79,7 @@ def test_a_new_connection_replaces_the_old_one_and_nothing_of_the_old_comes_afte
     assert first.connected == {"n2"}
 
 
-def test_an_introduction_from_inside_a_callback_closes_and_redials(net: Net) -> None:
+def test_introduce_from_callback_closes_connection_and_redials(net: Net) -> None:
     first, second, first_inbox, second_inbox = net.pair()
     changed = HELLO._replace(epoch=8)
 
@@ -100,13 +100,13 @@ def test_an_introduction_from_inside_a_callback_closes_and_redials(net: Net) -> 
     net.drive(lambda: second_inbox.count("up", "n1", HELLO._replace(epoch=9)) and first.connected)
 
 
-def test_an_introduction_does_not_wait_for_the_pause_between_attempts(net: Net) -> None:
+def test_introduce_redials_without_waiting_for_backoff(net: Net) -> None:
     first, second, _, inbox = net.pair(backoff_s=(1000.0, 1000.0))
     second.introduce(HELLO)
     net.drive(lambda: inbox.count("up") == 2 and first.connected)
 
 
-def test_close_from_inside_a_callback_ends_everything_and_may_be_repeated(net: Net) -> None:
+def test_close_from_callback_closes_mesh_and_may_be_repeated(net: Net) -> None:
     first, second, _, inbox = net.pair()
     inbox.act = lambda event: second.close()
     first.send("n2", Forward(b"one"))
@@ -165,7 +165,7 @@ def _received(sock: socket.socket) -> bytes:
         return b""
 
 
-def test_a_half_open_connection_is_found_by_both_sides_and_made_again(net: Net) -> None:
+def test_half_open_connection_is_detected_by_both_sides_and_reconnected(net: Net) -> None:
     proxy = Proxy(net.port("n1"))
     net.extra.append(proxy.poll)
     members = net.members | {"n1": f"{HOST}:{proxy.listener.getsockname()[1]}"}
@@ -181,7 +181,7 @@ def test_a_half_open_connection_is_found_by_both_sides_and_made_again(net: Net) 
             net.close(mesh)
 
 
-def test_an_idle_connection_is_kept_up_by_pings(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pings_keep_idle_connection_open(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(mesh_module, "time", clock)
     net.extra.append(clock.advance)
@@ -191,7 +191,7 @@ def test_an_idle_connection_is_kept_up_by_pings(net: Net, monkeypatch: pytest.Mo
     assert first_inbox.count("down") == second_inbox.count("down") == 0
 
 
-def test_what_came_while_the_process_was_paused_counts_as_heard(
+def test_bytes_received_during_process_pause_prevent_silence_timeout(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -206,7 +206,7 @@ def test_what_came_while_the_process_was_paused_counts_as_heard(
     assert net.inboxes[first].count("down") == 0
 
 
-def test_a_connection_is_made_again_when_it_is_old(net: Net) -> None:
+def test_connection_is_reconnected_at_maximum_age(net: Net) -> None:
     first, second, inbox, _ = net.pair(age_s=0.05)
     net.drive(lambda: inbox.count("up") >= 3 and first.connected and second.connected)
     assert inbox.count("down") >= 2
@@ -214,9 +214,7 @@ def test_a_connection_is_made_again_when_it_is_old(net: Net) -> None:
     assert not second.refused
 
 
-def test_a_connection_ends_with_the_certificate_of_its_peer(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_closes_when_peer_certificate_expires(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     end_s = net.tls["n2"].load().not_after.timestamp()
     monkeypatch.setattr(
         mesh_module, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: end_s - 0.05)
@@ -227,7 +225,7 @@ def test_a_connection_ends_with_the_certificate_of_its_peer(
     assert not first.refused
 
 
-def test_a_peer_that_never_reads_is_dropped_when_its_outbox_is_full(net: Net) -> None:
+def test_non_reading_peer_is_disconnected_when_its_outbox_is_full(net: Net) -> None:
     first = net.mesh("n1", outbox_bytes_max=8 << 20, ping_s=0.001)
     inbox = net.inboxes[first]
     context = net.tls["n2"].ssl_client_context()

@@ -1,4 +1,4 @@
-"""When a node leaves its epoch, for which one, and what that begins with."""
+"""Epochs of the consensus: how they end, what the next one starts with, and which peers a node asks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOT = bytes(range(16))
 VOTERS = {"n1", "n2", "n3"}
 
 
-def test_a_reset_ends_its_own_epoch_and_no_other() -> None:
+def test_reset_entry_ends_only_its_own_epoch() -> None:
     state = initial_state(CLUSTER, 3, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
     assert state.apply(RaftEntry(encode_reset(ResetEntry(2, b"late")), 2, 1)) is None
     assert state.apply(RaftEntry(encode_reset(ResetEntry(4, b"early")), 3, 1)) is None
@@ -43,7 +43,7 @@ def test_a_reset_ends_its_own_epoch_and_no_other() -> None:
     assert state.apply(RaftEntry(encode_reset(ResetEntry(3, b"now")), 5, 1)) == EpochEnded(3, b"now")
 
 
-def test_the_next_epoch_starts_with_the_whole_state_one_place_further() -> None:
+def test_next_epoch_starts_with_whole_state_at_next_index() -> None:
     state = initial_state(CLUSTER, 1, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
     state.apply(commands_entry(2, 1, b"a"))
     begun = next_epoch(state, b"digest")
@@ -53,7 +53,7 @@ def test_the_next_epoch_starts_with_the_whole_state_one_place_further() -> None:
     assert decode_state(encode_state(begun))[0] == begun
 
 
-def test_a_forced_epoch_names_its_disks_and_is_above_all_that_resets_can_come_to() -> None:
+def test_forced_epoch_names_its_disks_and_starts_next_generation() -> None:
     state = initial_state(CLUSTER, 5, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
     begun = forced_epoch(state, b"digest", {"n1": disk_id("n1"), "n2": disk_id("n2", 1)}, LOT)
     assert number_of(begun.epoch) == 1 << 16 == forced_number(5)
@@ -66,7 +66,7 @@ def test_a_forced_epoch_names_its_disks_and_is_above_all_that_resets_can_come_to
     assert forced_number((1 << 16) + 7) == 2 << 16
 
 
-def test_two_epochs_that_are_forced_of_one_are_rivals_whatever_their_numbers() -> None:
+def test_epochs_forced_from_same_epoch_are_rivals_despite_equal_numbers() -> None:
     state = initial_state(CLUSTER, 5, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
     one, other = (forced_epoch(state, b"digest", {}, bytes([at]) * 16) for at in (1, 2))
     assert number_of(one.epoch) == number_of(other.epoch)
@@ -77,7 +77,7 @@ def test_two_epochs_that_are_forced_of_one_are_rivals_whatever_their_numbers() -
     assert name_of(one.epoch) != name_of(other.epoch)
 
 
-def test_a_forced_epoch_starts_after_all_that_earlier_generations_can_come_to() -> None:
+def test_forced_epoch_starts_at_index_far_above_earlier_generations() -> None:
     state = initial_state(CLUSTER, 5, {"n1": disk_id("n1")})
     first = forced_epoch(state, b"", {}, LOT)
     assert first.applied.index > 2**53
@@ -88,7 +88,7 @@ def test_a_forced_epoch_starts_after_all_that_earlier_generations_can_come_to() 
 
 
 @given(number=st.integers(0, (GENERATIONS_MAX << 16) + 0xFFFF), line=st.integers(0, (1 << LINE_BITS) - 1))
-def test_an_epoch_has_its_number_and_its_line(number: int, line: int) -> None:
+def test_epoch_id_encodes_number_and_line(number: int, line: int) -> None:
     epoch = epoch_of(number, line)
     assert (number_of(epoch), generation_of(epoch)) == (number, number >> 16)
     assert 0 <= epoch <= NUMBER_MAX
@@ -110,7 +110,7 @@ def test_an_epoch_has_its_number_and_its_line(number: int, line: int) -> None:
         (FORCED, FORCED_AGAIN, False),
     ],
 )
-def test_what_came_of_an_epoch_by_resets_alone(own: int, other: int, is_so: bool) -> None:
+def test_epoch_is_succeeded_only_by_later_resets_of_its_line(own: int, other: int, is_so: bool) -> None:
     assert is_succeeded(own, other) == is_so
 
 
@@ -128,14 +128,14 @@ def test_what_came_of_an_epoch_by_resets_alone(own: int, other: int, is_so: bool
         ({"n2": FORCED, "n3": 2}, 99.0, True, ["n3"]),
     ],
 )
-def test_which_peers_a_node_of_an_earlier_epoch_asks(
+def test_node_in_earlier_epoch_asks_later_epoch_peers_if_majority_or_leaderless(
     elsewhere: dict[str, int], leaderless_s: float, is_bound: bool, asked: list[str]
 ) -> None:
     left = EpochLeft(VOTERS, 10.0, elsewhere)
     assert left.peers_to_ask(1, leaderless_s, is_bound=is_bound) == asked
 
 
-def test_nobody_follows_a_rival() -> None:
+def test_node_asks_no_peers_of_rival_epoch() -> None:
     left = EpochLeft(VOTERS, 10.0, {"n2": RIVAL, "n3": RIVAL + 1})
     assert left.peers_to_ask(FORCED, 99.0, is_bound=False) == []
 
@@ -152,7 +152,7 @@ def test_nobody_follows_a_rival() -> None:
         (FORCED, {"n2": FORCED_AGAIN, "n3": FORCED_AGAIN}, {"n2", "n3"}),
     ],
 )
-def test_a_node_ends_when_a_majority_continues_in_one_line_that_was_forced_without_it(
+def test_forced_without_returns_members_only_if_majority_shares_one_forced_line(
     own: int, elsewhere: dict[str, int], by: set[str]
 ) -> None:
     assert set(EpochLeft(VOTERS, 10.0, elsewhere).forced_without(own)) == by
@@ -167,11 +167,11 @@ def test_a_node_ends_when_a_majority_continues_in_one_line_that_was_forced_witho
         bytes([17, 2]) + bytes(14),
     ],
 )
-def test_a_reset_that_is_none_is_refused(content: bytes) -> None:
+def test_invalid_reset_entry_raises_format_error(content: bytes) -> None:
     with pytest.raises(FormatError):
         decode_content(content)
 
 
-def test_a_reset_survives_its_bytes() -> None:
+def test_reset_entry_survives_encode_and_decode() -> None:
     for reset in (ResetEntry(1, b""), ResetEntry(2**32, bytes(COMMAND_BYTES_MAX))):
         assert decode_content(encode_reset(reset)) == reset

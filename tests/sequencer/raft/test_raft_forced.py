@@ -1,4 +1,4 @@
-"""Epochs that an operator forces: what of the old one goes on, who follows, and that two never become one."""
+"""Forced epochs: which state they keep, which nodes follow, and that rival epochs never merge."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def two_islands(cluster: Lockstep) -> tuple[str, str]:
     return "n1", "n3"
 
 
-def test_a_node_of_one_forced_epoch_never_enters_the_other_and_says_what_to_do(clock: Clock) -> None:
+def test_node_of_rival_forced_epoch_raises_cluster_mismatch_and_follows_after_wipe(clock: Clock) -> None:
     cluster = Lockstep(clock)
     one, other = two_islands(cluster)
     cluster.restart(one)
@@ -98,7 +98,7 @@ def test_a_node_of_one_forced_epoch_never_enters_the_other_and_says_what_to_do(c
     assert cluster.members[other].commands == cluster.members[one].commands
 
 
-def test_one_node_of_each_elects_nobody_and_neither_changes(clock: Clock) -> None:
+def test_two_nodes_of_rival_epochs_elect_no_leader_and_keep_their_commands(clock: Clock) -> None:
     cluster = Lockstep(clock)
     one, other = two_islands(cluster)
     cluster.kill("n2")
@@ -113,7 +113,7 @@ def test_one_node_of_each_elects_nobody_and_neither_changes(clock: Clock) -> Non
     assert isinstance(refused, NoMajority), "the other island is no empty directory"
 
 
-def test_a_blank_disk_that_both_name_follows_one_of_them_and_no_other(clock: Clock) -> None:
+def test_blank_disk_named_by_two_rival_epochs_follows_only_one(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     cluster.converge()
@@ -143,7 +143,7 @@ def test_a_blank_disk_that_both_name_follows_one_of_them_and_no_other(clock: Clo
     cluster.converge()
 
 
-def test_a_blank_node_hears_the_leaders_of_one_epoch_only(clock: Clock) -> None:
+def test_blank_node_answers_leaders_of_only_one_epoch_at_a_time(clock: Clock) -> None:
     """Two leaders in one term would be the end of it."""
     driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
     for peer, line in (("n2", 5), ("n3", 6)):
@@ -160,7 +160,7 @@ def test_a_blank_node_hears_the_leaders_of_one_epoch_only(clock: Clock) -> None:
 # What one node does
 
 
-def test_a_full_disk_delays_a_forced_epoch_and_changes_nothing_of_it(clock: Clock) -> None:
+def test_full_disk_delays_forced_epoch_without_changing_its_state(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=500)
     cluster.commit(b"one")
     left, _, _ = leave_one(cluster)
@@ -184,7 +184,7 @@ def test_a_full_disk_delays_a_forced_epoch_and_changes_nothing_of_it(clock: Cloc
     assert cluster.lead().commands == [b"one", b"forced", b"two"]
 
 
-def test_a_node_on_its_way_into_a_forced_epoch_says_and_hears_nothing_in_the_old_one(clock: Clock) -> None:
+def test_node_entering_forced_epoch_sends_nothing_in_old_epoch(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     left, blank, other = leave_one(cluster, settle_s=0.2)
@@ -209,7 +209,7 @@ def test_a_node_on_its_way_into_a_forced_epoch_says_and_hears_nothing_in_the_old
     assert cluster.lead().commands == [b"one", b"nobody has this one", b"forced", b"two"]
 
 
-def test_force_is_not_swallowed_by_a_reset_that_nobody_committed(clock: Clock) -> None:
+def test_force_completes_despite_uncommitted_reset(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader = cluster.lead()
@@ -227,7 +227,7 @@ def test_force_is_not_swallowed_by_a_reset_that_nobody_committed(clock: Clock) -
     assert cluster.members[leader.name].commands == [b"one", b"soft", b"hard"]
 
 
-def test_force_waits_for_a_reset_that_was_committed(clock: Clock) -> None:
+def test_force_returns_no_majority_during_committed_reset(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader = cluster.lead()
@@ -239,7 +239,7 @@ def test_force_waits_for_a_reset_that_was_committed(clock: Clock) -> None:
     assert "Try again" in str(refused)
 
 
-def test_no_power_cut_on_the_way_into_a_forced_epoch_loses_anything(clock: Clock) -> None:
+def test_power_cut_while_entering_forced_epoch_loses_no_data(clock: Clock) -> None:
     """Cut at every change of a file: the node is in the old epoch, or in the forced one with all it had."""
 
     def begin(disk: MemoryDisk) -> Driven:
@@ -296,7 +296,7 @@ def test_no_power_cut_on_the_way_into_a_forced_epoch_loses_anything(clock: Clock
 # Who follows
 
 
-def test_a_disk_that_does_not_count_follows_however_far_it_went_in_the_old_epoch(clock: Clock) -> None:
+def test_uncounted_disk_follows_forced_epoch_even_if_ahead_in_old_epoch(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=200)
     cluster.commit(b"one")
     lead = cluster.lead().name
@@ -323,7 +323,7 @@ def test_a_disk_that_does_not_count_follows_however_far_it_went_in_the_old_epoch
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_peer_that_sends_a_state_from_before_does_no_harm(clock: Clock, index: int) -> None:
+def test_stale_state_chunk_is_ignored_and_state_is_requested_again(clock: Clock, index: int) -> None:
     driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
     driven.adopt()
     for peer in ("n2", "n3"):
@@ -341,7 +341,7 @@ def test_a_peer_that_sends_a_state_from_before_does_no_harm(clock: Clock, index:
     assert of_kind(driven.step() + driven.step(), FetchState)
 
 
-def test_pieces_that_bring_nothing_are_not_answered_at_once(clock: Clock) -> None:
+def test_useless_state_chunks_trigger_no_immediate_request(clock: Clock) -> None:
     """A peer that sends them would be asked as fast as it answers."""
     driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
     driven.adopt()
@@ -374,7 +374,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pieces")
-def test_a_blank_disk_stays_with_the_peer_that_gives_and_leaves_one_that_does_not(clock: Clock) -> None:
+def test_blank_disk_reaches_forced_epoch_despite_peer_in_old_epoch(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(*[b"%05d" % at for at in range(2500)])
     cluster.converge()
@@ -390,7 +390,7 @@ def test_a_blank_disk_stays_with_the_peer_that_gives_and_leaves_one_that_does_no
 
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_transfer_that_has_begun_ends_though_there_are_newer_snapshots(clock: Clock, breaks: bool) -> None:
+def test_state_transfer_completes_despite_newer_snapshots(clock: Clock, breaks: bool) -> None:
     cluster = Lockstep(clock, snapshot_ms=500)
     cluster.commit(*[b"%05d" % at for at in range(2500)])
     name = next(name for name in cluster.members if name != cluster.lead().name)
@@ -413,7 +413,7 @@ def test_a_transfer_that_has_begun_ends_though_there_are_newer_snapshots(clock: 
 
 
 @pytest.mark.usefixtures("pieces")
-def test_what_nobody_takes_any_more_is_let_go_of(clock: Clock) -> None:
+def test_state_server_resumes_transfers_and_releases_idle_readers(clock: Clock) -> None:
     cluster = Lockstep(clock, ("n1",))
     cluster.commit(*[b"%05d" % at for at in range(50)])
     member = cluster.members["n1"]
@@ -438,7 +438,7 @@ def test_what_nobody_takes_any_more_is_let_go_of(clock: Clock) -> None:
     giver.close()
 
 
-def test_a_disk_whose_join_is_committed_is_no_new_one_though_it_has_not_said_that_it_knows(
+def test_force_does_not_treat_disk_with_committed_join_as_new(
     clock: Clock,
 ) -> None:
     driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
@@ -458,7 +458,7 @@ def test_a_disk_whose_join_is_committed_is_no_new_one_though_it_has_not_said_tha
 # More members
 
 
-def test_a_cluster_of_one_grows_with_all_that_it_had_when_an_epoch_is_forced_there(clock: Clock) -> None:
+def test_single_node_cluster_grows_to_three_with_all_commands_by_forced_epoch(clock: Clock) -> None:
     cluster = Lockstep(clock, ["n1"])
     cluster.commit(b"one")
     cluster.names, cluster.generations = ["n1", "n2", "n3"], dict.fromkeys(("n1", "n2", "n3"), 0)
@@ -483,7 +483,7 @@ def test_a_cluster_of_one_grows_with_all_that_it_had_when_an_epoch_is_forced_the
     cluster.commit(b"three", via=next(iter(cluster.members)))
 
 
-def test_a_cluster_of_one_that_is_to_grow_waits_for_another_node(clock: Clock) -> None:
+def test_force_on_growing_single_node_returns_no_majority_without_another_node(clock: Clock) -> None:
     cluster = Lockstep(clock, ["n1"])
     cluster.commit(b"one")
     cluster.names = ["n1", "n2", "n3"]
@@ -496,7 +496,7 @@ def test_a_cluster_of_one_that_is_to_grow_waits_for_another_node(clock: Clock) -
     assert cluster.members["n1"].commands == [b"one", b"two"]
 
 
-def test_a_cluster_of_three_takes_no_more(clock: Clock) -> None:
+def test_extension_of_three_node_cluster_raises_cluster_mismatch(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     cluster.converge()

@@ -1,4 +1,4 @@
-"""A full disk: the node goes on when there is space, and does not lead meanwhile."""
+"""A full disk in Raft: the node does not lead while it lasts, and continues when there is space."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sequencer.raft.model.messages import (
 )
 
 
-def test_a_file_system_that_needs_space_to_free_some_does_not_end_the_node(
+def test_node_continues_after_enospc_in_log_compaction_and_compacts_later(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """V18: a log that could not be shortened ended the process."""
@@ -59,7 +59,7 @@ def test_a_file_system_that_needs_space_to_free_some_does_not_end_the_node(
     cluster.converge()
 
 
-def test_a_full_disk_puts_off_what_a_node_notes_of_its_own_join(clock: Clock) -> None:
+def test_full_disk_delays_recording_of_own_join(clock: Clock) -> None:
     """V18: the node ended when the file with its identity could not be written."""
     asked: list[DiskFull] = []
     driven = Driven(clock, config_of("n1", NAMES[:3]), generation=1, on_disk_full=asked.append)
@@ -74,7 +74,7 @@ def test_a_full_disk_puts_off_what_a_node_notes_of_its_own_join(clock: Clock) ->
     assert driven.reopened("none").node.claim == driven.node.claim
 
 
-def test_a_full_disk_puts_off_becoming_a_member(clock: Clock) -> None:
+def test_full_disk_delays_adoption_of_first_snapshot(clock: Clock) -> None:
     """The node ended when the first snapshot of a new cluster could not be written."""
     asked: list[DiskFull] = []
     driven = Driven(clock, config_of("n1", NAMES[:3]), on_disk_full=asked.append)
@@ -94,7 +94,7 @@ def _installed_from_n2(driven: Driven, content: bytes) -> None:
     driven.step()
 
 
-def test_a_node_whose_disk_is_full_leads_nobody_and_says_so_each_time(
+def test_node_with_full_disk_is_not_leader_and_logs_every_occurrence(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """V8: it called itself leader for hours, and a second full disk in one run was not logged."""

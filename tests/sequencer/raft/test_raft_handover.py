@@ -1,4 +1,4 @@
-"""Handing leadership over: to whom, what waits meanwhile, and what a lost, late or repeated call does.
+"""Leadership transfer (Ongaro's dissertation, 3.10), also with lost, late or repeated TimeoutNow.
 
 Sections are of Ongaro's dissertation.
 """
@@ -71,7 +71,7 @@ def begin(node: Member, seconds: float = 1.0) -> Future[bool]:
         ({"n2": 7}, "n2"),
     ],
 )
-def test_the_furthest_member_is_called_once_it_has_everything(
+def test_transfer_chooses_member_with_whole_log_only_once(
     matched: dict[str, int], called: str | None
 ) -> None:
     wish = LeadershipTransfer(until=1.0)
@@ -83,7 +83,7 @@ def test_the_furthest_member_is_called_once_it_has_everything(
 # --- A leader that hands over: section 3.10 --------------------------------------------------------------
 
 
-def test_a_leader_calls_a_member_when_it_has_acknowledged_the_whole_log(clock: Clock) -> None:
+def test_leader_sends_timeout_now_after_member_acknowledges_whole_log(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven)
     assert of_kind(driven.step(), TimeoutNow) == []
@@ -95,21 +95,21 @@ def test_a_leader_calls_a_member_when_it_has_acknowledged_the_whole_log(clock: C
     ]
 
 
-def test_nobody_is_called_twice(clock: Clock) -> None:
+def test_leader_sends_timeout_now_to_only_one_member(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven)
     sent = [message for peer in ("n2", "n3") for message in driven.acknowledge(peer, driven.log.last.index)]
     assert len(of_kind(sent, TimeoutNow)) == 1
 
 
-def test_a_disk_that_does_not_count_is_not_called(clock: Clock) -> None:
+def test_uncounted_disk_gets_no_timeout_now(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven)
     sent = driven.acknowledge("n2", driven.log.last.index, claim=claim_of("n2", generation=1))
     assert of_kind(sent, TimeoutNow) == []
 
 
-def test_what_is_proposed_and_forwarded_waits_until_it_has_failed(clock: Clock) -> None:
+def test_proposed_and_forwarded_commands_wait_until_transfer_fails(clock: Clock) -> None:
     driven = leader(clock)
     done = begin(driven, 0.2)
     (future,) = driven.propose(b"own")
@@ -129,7 +129,7 @@ def test_what_is_proposed_and_forwarded_waits_until_it_has_failed(clock: Clock) 
     assert future.result(0) == 2
 
 
-def test_a_leader_that_hands_over_continues_with_heartbeats_and_commits(clock: Clock) -> None:
+def test_leader_sends_heartbeats_and_commits_during_transfer(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven)
     driven.step()
@@ -140,7 +140,7 @@ def test_a_leader_that_hands_over_continues_with_heartbeats_and_commits(clock: C
     assert len(of_kind(driven.step(), AppendEntries)) == 2
 
 
-def test_a_leader_votes_for_whom_it_called_although_it_leads(clock: Clock) -> None:
+def test_leader_grants_vote_to_candidate_it_sent_timeout_now(clock: Clock) -> None:
     driven = leader(clock)
     done = begin(driven)
     driven.acknowledge("n2", driven.log.last.index)
@@ -153,20 +153,20 @@ def test_a_leader_votes_for_whom_it_called_although_it_leads(clock: Clock) -> No
     assert done.result(0) is True
 
 
-def test_a_vote_that_nobody_was_called_for_is_refused_while_the_leader_is_heard(clock: Clock) -> None:
+def test_leader_refuses_vote_request_without_timeout_now(clock: Clock) -> None:
     driven = leader(clock)
     assert driven.request_vote("n2", driven.raft.term + 1, driven.log.last) is None
     assert driven.raft.role == "leader"
 
 
-def test_whoever_does_not_lead_answers_at_once(clock: Clock) -> None:
+def test_transfer_on_non_leader_returns_at_once_whether_leader_is_known(clock: Clock) -> None:
     driven = member(clock)
     assert begin(driven).result(0) is False
     driven.append(2, INITIAL)
     assert begin(driven).result(0) is True
 
 
-def test_a_single_node_continues_leading(clock: Clock) -> None:
+def test_single_node_continues_leading_after_transfer_fails(clock: Clock) -> None:
     cluster = Lockstep(clock, ["n1"])
     alone = cluster.lead()
     done = begin(alone, 0.1)
@@ -175,7 +175,7 @@ def test_a_single_node_continues_leading(clock: Clock) -> None:
     assert cluster.commit(b"next") == [1]
 
 
-def test_the_deadline_ends_the_wait_of_a_loop_that_nothing_reaches(clock: Clock) -> None:
+def test_wait_of_idle_loop_ends_at_transfer_deadline(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven, 0.01)
     driven.step()
@@ -196,7 +196,7 @@ def requests(sent: list[tuple[str, Message]]) -> Counter[str]:
     return Counter(peer for peer, message in sent if isinstance(message, RequestVote) and message.called)
 
 
-def test_a_member_that_is_called_stands_at_once_without_asking_beforehand(clock: Clock) -> None:
+def test_timeout_now_starts_election_without_pre_vote(clock: Clock) -> None:
     driven = follower(clock)
     sent = driven.hear_all("n2", TimeoutNow(3))
     assert (driven.raft.role, driven.raft.term) == ("candidate", 4)
@@ -206,7 +206,7 @@ def test_a_member_that_is_called_stands_at_once_without_asking_beforehand(clock:
     )
 
 
-def test_a_heartbeat_after_the_call_does_not_take_it_back(clock: Clock) -> None:
+def test_heartbeat_after_timeout_now_does_not_cancel_election(clock: Clock) -> None:
     driven = follower(clock)
     driven.hear("n2", TimeoutNow(3), AppendEntries(3, driven.log.last, 3, 0, 0, ()))
     assert (driven.raft.role, driven.raft.term) == ("candidate", 4)
@@ -217,15 +217,13 @@ def test_a_heartbeat_after_the_call_does_not_take_it_back(clock: Clock) -> None:
     [("n3", 3), ("n2", 2), ("n2", 4), ("n3", 4)],
     ids=["of no leader", "late", "early", "of a later leader that was not heard"],
 )
-def test_a_call_that_is_not_the_leaders_in_this_term_is_not_heeded(
-    clock: Clock, peer: str, term: int
-) -> None:
+def test_timeout_now_of_wrong_sender_or_term_is_ignored(clock: Clock, peer: str, term: int) -> None:
     driven = follower(clock)
     driven.hear(peer, TimeoutNow(term))
     assert (driven.raft.role, driven.raft.term, driven.raft.leader) == ("follower", 3, "n2")
 
 
-def test_a_call_that_comes_twice_makes_one_election(clock: Clock) -> None:
+def test_repeated_timeout_now_starts_only_one_election(clock: Clock) -> None:
     driven = follower(clock)
     sent = driven.hear_all("n2", TimeoutNow(3), TimeoutNow(3))
     sent += driven.hear_all("n2", TimeoutNow(3))
@@ -233,7 +231,7 @@ def test_a_call_that_comes_twice_makes_one_election(clock: Clock) -> None:
     assert driven.raft.term == 4
 
 
-def test_an_election_that_failed_is_followed_by_an_ordinary_one(clock: Clock) -> None:
+def test_failed_transfer_election_is_followed_by_ordinary_pre_vote(clock: Clock) -> None:
     driven = follower(clock)
     driven.hear("n2", TimeoutNow(3))
     sent = of_kind(driven.time_out(), RequestVote)
@@ -241,7 +239,7 @@ def test_an_election_that_failed_is_followed_by_an_ordinary_one(clock: Clock) ->
     assert all(request.pre and not request.called for request in sent)
 
 
-def test_a_wiped_member_that_is_called_does_not_stand(clock: Clock) -> None:
+def test_wiped_member_ignores_timeout_now(clock: Clock) -> None:
     driven = Driven(clock, config_of("n1", NAMES[:3]), generation=1)
     driven.adopt({"n1": 1})
     driven.append(3, INITIAL, [join_of_another_disk()], commit=1)
@@ -256,7 +254,7 @@ def join_of_another_disk() -> RaftEntry:
     return RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 2))), 2, 3)
 
 
-def test_a_called_candidate_whose_log_misses_something_gets_no_vote(clock: Clock) -> None:
+def test_transfer_candidate_with_incomplete_log_gets_no_vote(clock: Clock) -> None:
     driven = member(clock)
     driven.append(3, INITIAL, [commands_entry(2, 3, b"one")], peer="n3")
     request = RequestVote(4, INITIAL, claim_of("n2"), pre=False, called=True)
@@ -267,7 +265,7 @@ def test_a_called_candidate_whose_log_misses_something_gets_no_vote(clock: Clock
 
 
 @pytest.mark.parametrize("names", [NAMES[:3], NAMES])
-def test_leadership_goes_round_while_commands_are_proposed_everywhere(clock: Clock, names: list[str]) -> None:
+def test_repeated_transfers_commit_every_command_once(clock: Clock, names: list[str]) -> None:
     cluster = Lockstep(clock, names)
     cluster.lead()
     futures = []
@@ -289,7 +287,7 @@ def test_leadership_goes_round_while_commands_are_proposed_everywhere(clock: Clo
     assert sorted(future.result(0) for future in futures) == list(range(1, len(futures) + 1))
 
 
-def test_with_every_call_lost_the_leader_continues(clock: Clock) -> None:
+def test_leader_continues_if_every_timeout_now_is_lost(clock: Clock) -> None:
     cluster = Lockstep(clock)
     old = cluster.lead()
     cluster.drop_message = lambda _one, _two, message: isinstance(message, TimeoutNow)
@@ -301,7 +299,7 @@ def test_with_every_call_lost_the_leader_continues(clock: Clock) -> None:
     assert (cluster.lead().name, old.raft.term) == (old.name, term)
 
 
-def test_with_no_follower_up_to_date_none_is_called_before_it_is(clock: Clock) -> None:
+def test_transfer_succeeds_while_one_follower_is_missing_an_entry(clock: Clock) -> None:
     cluster = Lockstep(clock)
     old = cluster.lead()
     cluster.converge()
@@ -315,7 +313,7 @@ def test_with_no_follower_up_to_date_none_is_called_before_it_is(clock: Clock) -
     cluster.converge()
 
 
-def test_handing_over_happens_in_the_simulation_and_breaks_no_promise() -> None:
+def test_simulation_covers_transfers_and_finds_no_violation() -> None:
     seen: Counter[str] = Counter()
     for seed in range(3):
         seen += simulate(

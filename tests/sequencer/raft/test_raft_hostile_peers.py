@@ -1,4 +1,4 @@
-"""What a peer may not say: terms, places and entries that no sound peer has."""
+"""Messages of faulty or hostile peers: invalid terms, indexes, entries and disks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, decode_header
     ids=lambda message: type(message).__name__,
 )
 @pytest.mark.parametrize("term", [2**63 - 1, TERMS_AHEAD_MAX + 3])
-def test_no_message_takes_the_terms_near_their_end(clock: Clock, nonsense: Any, term: int) -> None:
+def test_message_with_term_far_ahead_is_ignored(clock: Clock, nonsense: Any, term: int) -> None:
     """V7: the greatest term was adopted, and kept: nobody could ask for a later one, ever again."""
     driven = member(clock)
     own = driven.lead()
@@ -79,14 +79,14 @@ def test_no_message_takes_the_terms_near_their_end(clock: Clock, nonsense: Any, 
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_no_message_speaks_of_a_place_after_its_own_term(message: Message) -> None:
+def test_message_with_log_index_of_later_term_raises_format_error(message: Message) -> None:
     """V22: a chunk of a small term brought the greatest one with its snapshot, which was adopted."""
     frame = b"".join(encode(message, 1))
     with pytest.raises(FormatError, match="term"):
         decode(decode_header(frame).kind, frame[FRAME_HEADER_BYTES:])
 
 
-def test_a_leader_that_takes_its_own_entries_back_stops_the_follower(clock: Clock) -> None:
+def test_leader_replacing_its_own_entries_raises_diverged_on_follower(clock: Clock) -> None:
     """V22: the commit index went beyond the log, the loop never waited, and what came later was committed."""
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([3, 3, 3, 3]), commit=1)
@@ -94,7 +94,7 @@ def test_a_leader_that_takes_its_own_entries_back_stops_the_follower(clock: Cloc
         driven.append(3, INITIAL, entries_of([2, 2]), commit=5)
 
 
-def test_two_leaders_of_one_term_stop_a_follower(clock: Clock) -> None:
+def test_second_leader_in_same_term_raises_diverged_on_follower(clock: Clock) -> None:
     """V22: only a leader noticed; a follower changed sides, and cut what it had acknowledged."""
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([3]), commit=1, peer="n2")
@@ -118,7 +118,7 @@ def _pack(disk: bytes, run: int, sequence: int, floor: int) -> bytes:
         pytest.param(_pack(disk_id("n2"), 5, 1 + PACKS_MAX, 1), id="wide window"),
     ],
 )
-def test_a_peer_has_nothing_appended_but_commands_of_its_own_disk(clock: Clock, content: bytes) -> None:
+def test_leader_appends_only_forwarded_commands_of_peers_own_disk(clock: Clock, content: bytes) -> None:
     """V6: joins unseated every disk, forged packs silenced a member, a floor of 1 kept outcomes for ever."""
     driven = member(clock)
     driven.lead()
@@ -129,7 +129,7 @@ def test_a_peer_has_nothing_appended_but_commands_of_its_own_disk(clock: Clock, 
     assert driven.log.last.index == last.index + 1
 
 
-def test_a_node_whose_disk_proposes_elsewhere_in_a_later_life_stops(clock: Clock) -> None:
+def test_copied_disk_with_commands_of_later_run_raises_diverged(clock: Clock) -> None:
     """V6: what it proposed was a no-op for ever, and proposed again as fast as it was committed."""
     driven = member(clock)
     driven.append(2, INITIAL)
@@ -140,7 +140,7 @@ def test_a_node_whose_disk_proposes_elsewhere_in_a_later_life_stops(clock: Clock
         driven.append(2, INITIAL, [RaftEntry(other, 2, 2), RaftEntry(own, 3, 2)], commit=3)
 
 
-def test_a_node_whose_disk_was_rolled_back_stops(clock: Clock) -> None:
+def test_rolled_back_disk_with_repeated_sequences_raises_diverged(clock: Clock) -> None:
     """V12: its run and its sequences came again; its commands were no-ops for ever."""
     driven = member(clock)
     packs = [encode_commands(disk_id("n1"), driven.node.proposals._run, at, 1, [b"former"]) for at in (1, 2)]
@@ -165,7 +165,7 @@ def _install(driven: Driven, former: Driven, _entry: RaftEntry) -> None:
 
 @pytest.mark.parametrize("learn", [_replay, _install])
 @pytest.mark.parametrize("draw", [b"a lower draw....", b"z higher draw..."])
-def test_what_a_disks_former_self_proposed_settles_nothing(
+def test_commands_proposed_before_disk_rollback_do_not_complete_new_ones(
     clock: Clock, learn: Callable[[Driven, Driven, RaftEntry], None], draw: bytes
 ) -> None:
     """X1: on a disk that was rolled back, a command was done when another of the same ordinals was."""
@@ -195,7 +195,7 @@ def test_what_a_disks_former_self_proposed_settles_nothing(
         assert (future.result(0), driven.commands) == (2, [b"m draw between..", draw])
 
 
-def test_a_disk_that_lost_what_it_acknowledged_counts_no_more(
+def test_disk_with_lost_acknowledged_entries_is_no_longer_counted(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """V12: its former word went on counting, it was probed for ever at the same place, without a line."""

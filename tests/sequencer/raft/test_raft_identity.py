@@ -1,4 +1,4 @@
-"""The identity of a disk: made once, one run higher at each start, never made anew beside a node's files."""
+"""The identity of a disk: created once, run incremented at each start, never recreated beside node files."""
 
 import errno
 import struct
@@ -53,7 +53,7 @@ def disk_with(identity: DiskIdentity | None) -> MemoryDisk:
 
 
 @pytest.mark.parametrize(("name", "identity"), [("blank", BLANK), ("joined", JOINED)])
-def test_an_identity_is_the_same_bytes_as_ever(
+def test_identity_matches_golden_bytes(
     golden: Callable[..., bytes], name: str, identity: DiskIdentity
 ) -> None:
     disk = disk_with(None)
@@ -76,7 +76,7 @@ identities = st.one_of(
 
 
 @given(identities)
-def test_an_identity_is_read_as_it_was_written(identity: DiskIdentity) -> None:
+def test_identity_survives_encode_and_decode(identity: DiskIdentity) -> None:
     data = encode_identity(identity)
     assert len(data) == IDENTITY_BYTES == 512
     assert decode_identity(data, path="") == identity
@@ -97,12 +97,12 @@ def test_an_identity_is_read_as_it_was_written(identity: DiskIdentity) -> None:
         {"run": 2**64},
     ],
 )
-def test_what_cannot_be_is_a_slip_of_the_caller(wrong: dict[str, object]) -> None:
+def test_invalid_identity_field_raises_value_error(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         replace(JOINED, **wrong)
 
 
-def test_a_disk_claims_its_id_and_the_join_it_applied() -> None:
+def test_disk_claim_contains_disk_id_and_applied_join() -> None:
     assert (BLANK.is_blank, BLANK.claim) == (True, DiskClaim(DISK, NOWHERE))
     assert (JOINED.is_blank, JOINED.claim) == (False, DiskClaim(DISK, LogIndex(77, 5)))
 
@@ -110,13 +110,13 @@ def test_a_disk_claims_its_id_and_the_join_it_applied() -> None:
 # --- Opening and storing ---------------------------------------------------------------------------------
 
 
-def test_the_first_start_makes_the_directory_and_a_blank_identity() -> None:
+def test_first_start_creates_directory_and_blank_identity() -> None:
     disk = MemoryDisk()
     assert open_on(disk) == BLANK
     assert disk.paths() == [PATH]
 
 
-def test_every_start_is_a_life_of_the_same_disk() -> None:
+def test_each_start_increments_run_of_same_disk() -> None:
     disk = MemoryDisk()
     ids = iter([DISK])
     assert [open_on(disk, lambda: next(ids)).run for _ in range(4)] == [1, 2, 3, 4]
@@ -133,7 +133,7 @@ def test_real_disks_get_different_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("owner", [{"stream": "stream2"}, {"name": "node2"}])
-def test_a_directory_of_another_node_is_refused_and_says_both(owner: dict[str, str]) -> None:
+def test_directory_of_another_node_raises_cluster_mismatch_naming_both(owner: dict[str, str]) -> None:
     disk = disk_with(JOINED)
     wanted = {"stream": "stream", "name": "node1"} | owner
     with pytest.raises(ClusterMismatch) as caught:
@@ -144,7 +144,7 @@ def test_a_directory_of_another_node_is_refused_and_says_both(owner: dict[str, s
 
 
 @pytest.mark.parametrize("name", ["log.1", "log.durable", "snapshot.7", "snapshot.7.0.new"])
-def test_a_lost_identity_is_not_made_again_beside_the_files_of_a_node(name: str) -> None:
+def test_missing_identity_beside_node_files_raises_corrupt(name: str) -> None:
     disk = disk_with(None)
     disk.write(f"{DIRECTORY}/{name}", b"")
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_a_lost_identity_is_not_made_again_beside_the_files_of_a_node(name: str)
     assert disk.paths() == [f"{DIRECTORY}/{name}"]
 
 
-def test_files_that_no_node_writes_do_not_matter() -> None:
+def test_unrelated_files_do_not_prevent_new_identity() -> None:
     disk = disk_with(None)
     for name in ("lock", ".identity.new", "lost+found"):
         disk.write(f"{DIRECTORY}/{name}", b"torn")
@@ -166,7 +166,7 @@ def test_files_that_no_node_writes_do_not_matter() -> None:
 # --- Damage ----------------------------------------------------------------------------------------------
 
 
-def test_every_flipped_bit_stops_the_node() -> None:
+def test_flipped_bit_in_identity_raises_corrupt() -> None:
     disk = disk_with(JOINED)
     for bit in range(8 * IDENTITY_BYTES):
         disk.flip_bit(PATH, bit // 8, bit % 8)
@@ -178,7 +178,7 @@ def test_every_flipped_bit_stops_the_node() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 513, 1024])
-def test_a_file_of_another_size_stops_the_node(size: int) -> None:
+def test_identity_of_wrong_size_raises_corrupt(size: int) -> None:
     disk = disk_with(None)
     disk.write(PATH, (encode_identity(JOINED) + bytes(512))[:size])
     with pytest.raises(rt.Corrupt, match=f"got {min(size, 513)}, expected 512"):
@@ -186,7 +186,7 @@ def test_a_file_of_another_size_stops_the_node(size: int) -> None:
 
 
 @pytest.mark.parametrize(("offset", "value"), [(8, 0), (8, 2), (8, 65_535), (10, 1)])
-def test_another_version_or_flag_is_refused_by_name(offset: int, value: int) -> None:
+def test_unknown_version_or_flags_raise_unknown_version(offset: int, value: int) -> None:
     disk = disk_with(None)
     data = bytearray(encode_identity(JOINED))
     struct.pack_into("<H", data, offset, value)
@@ -209,7 +209,7 @@ def test_another_version_or_flag_is_refused_by_name(offset: int, value: int) -> 
         (511, b"x"),
     ],
 )
-def test_what_no_node_writes_is_damage_though_its_checksum_is_right(offset: int, planted: bytes) -> None:
+def test_invalid_stored_field_with_valid_checksum_raises_corrupt(offset: int, planted: bytes) -> None:
     disk = disk_with(None)
     data = bytearray(encode_identity(JOINED))
     data[offset : offset + len(planted)] = planted
@@ -221,7 +221,7 @@ def test_what_no_node_writes_is_damage_though_its_checksum_is_right(offset: int,
 # --- Faults and power cuts -------------------------------------------------------------------------------
 
 
-def test_a_full_disk_leaves_the_old_identity_and_nothing_else() -> None:
+def test_full_disk_keeps_old_identity_and_leaves_no_other_file() -> None:
     disk = disk_with(replace(JOINED, run=8))
     for room in (0, 1, 511):
         disk.capacity_bytes = IDENTITY_BYTES + room
@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_the_old_identity_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("operation", ["create", "pwritev", "sync", "rename", "sync_directory"])
-def test_a_disk_that_fails_stops_the_node_with_the_old_identity_or_the_new(operation: str) -> None:
+def test_failed_write_raises_storage_failed_and_keeps_old_or_new_identity(operation: str) -> None:
     disk = disk_with(replace(JOINED, run=8))
     disk.fail(operation)
     with pytest.raises(rt.StorageFailed):
@@ -243,7 +243,7 @@ def test_a_disk_that_fails_stops_the_node_with_the_old_identity_or_the_new(opera
 
 
 @pytest.mark.parametrize("operation", ["make_directory", "list_directory", "open", "pread"])
-def test_a_disk_that_cannot_be_read_is_reported(operation: str) -> None:
+def test_failed_read_raises_storage_failed_and_keeps_identity(operation: str) -> None:
     disk = disk_with(JOINED)
     disk.fail(operation, error=errno.EIO)
     with pytest.raises(rt.StorageFailed):
@@ -288,7 +288,7 @@ def with_an_identity(disk: MemoryDisk) -> None:
 
 @pytest.mark.parametrize("run", [start_twice, join_and_go_on])
 @pytest.mark.parametrize("prepare", [None, with_an_identity])
-def test_a_power_cut_at_any_change_leaves_a_promised_identity_and_no_life_comes_twice(
+def test_power_cut_at_any_change_keeps_identity_and_repeats_no_run(
     run: Callable[[MemoryDisk, Log], None], prepare: Callable[[MemoryDisk], None] | None
 ) -> None:
     assert sweep(run, check, prepare=prepare, recover=recover) > 200

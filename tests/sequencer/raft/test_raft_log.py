@@ -1,4 +1,4 @@
-"""Raft's log on disk: what it reads, rolls and compacts."""
+"""Raft's log on disk: reading, appending, syncing, rolling and compaction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sequencer.raft.storage.log_entries import Entries
 
 
 @given(st.integers(0, 6), st.data())
-def test_the_log_reads_like_a_list_that_starts_with_its_base(count: int, data: st.DataObject) -> None:
+def test_log_indexes_and_slices_as_list_starting_with_its_base(count: int, data: st.DataObject) -> None:
     base = LogIndex(40, 3)
     kept = [entry(index, 4) for index in range(41, 41 + count)]
     entries, dumb = Entries(base, kept), [RaftEntry(b"", 40, 3), *kept]
@@ -54,7 +54,7 @@ def test_the_log_reads_like_a_list_that_starts_with_its_base(count: int, data: s
 
 
 @given(st.integers(0, 6), st.integers(1, 9), st.none() | st.integers(-1, 12), st.none() | st.integers(0, 300))
-def test_entries_come_up_to_a_bound_but_at_least_one(
+def test_read_entries_stay_within_byte_limit_but_include_at_least_one(
     count: int, start: int, end: int | None, bytes_max: int | None
 ) -> None:
     kept = [entry(index) for index in range(1, 1 + count)]
@@ -64,7 +64,7 @@ def test_entries_come_up_to_a_bound_but_at_least_one(
     assert Entries(NOWHERE, kept).entries(start, end, bytes_max) == wanted
 
 
-def test_an_entry_is_asked_for_by_its_index() -> None:
+def test_entries_and_terms_are_read_by_index() -> None:
     log = opened(MemoryDisk(), create_at=LogIndex(7, 2))
     extend(log, [entry(8, 2), entry(9, 3)])
     assert [log.entry(8), log.entry(9)] == [entry(8, 2), entry(9, 3)]
@@ -90,7 +90,7 @@ def test_an_entry_is_asked_for_by_its_index() -> None:
         ("compact", [4]),
     ],
 )
-def test_what_may_not_be_is_not_taken(name: str, arguments: list[Any]) -> None:
+def test_invalid_change_raises_assertion_error_and_changes_nothing(name: str, arguments: list[Any]) -> None:
     log = opened(MemoryDisk())
     log.set_term(5, "a")
     extend(log, [entry(1, 2), entry(2, 2)])
@@ -103,7 +103,7 @@ def test_what_may_not_be_is_not_taken(name: str, arguments: list[Any]) -> None:
 # --- Durable and not -------------------------------------------------------------------------------------
 
 
-def test_nothing_is_synced_before_a_sync_returned() -> None:
+def test_entries_count_as_synced_only_after_sync() -> None:
     log = opened(MemoryDisk())
     assert (log.sync(), log.is_dirty, log.synced) == (False, False, NOWHERE)
     extend(log, [entry(1), entry(2), entry(3)])
@@ -120,7 +120,7 @@ def test_nothing_is_synced_before_a_sync_returned() -> None:
     assert (log.sync(), log.synced) == (True, (9, 3))
 
 
-def test_what_changes_nothing_is_not_written() -> None:
+def test_changes_without_effect_leave_log_clean() -> None:
     log = opened(MemoryDisk())
     log.set_term(3, "a")
     log.append(entry(1))
@@ -168,7 +168,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 
 @settings(max_examples=250)
 @given(histories(), st.lists(st.sampled_from([0, 500, SEGMENT_BYTES, 3000]), min_size=1), st.booleans())
-def test_the_log_is_what_a_dumb_list_is_through_any_history(
+def test_log_matches_list_model_through_any_history(
     history: list[tuple[Any, ...]], fills: list[int], has_spares: bool
 ) -> None:
     """However much is filled, and though that changes from one run to the next."""
@@ -195,7 +195,7 @@ def test_the_log_is_what_a_dumb_list_is_through_any_history(
     synced.check(opened(disk))
 
 
-def test_the_log_lives_on_the_real_disk(tmp_path: Path) -> None:
+def test_log_on_real_disk_matches_list_model_after_reopening(tmp_path: Path) -> None:
     directory = str(tmp_path / "node")
     log, model = opened(REAL, directory), Model()
     for index in range(1, 40):
@@ -215,7 +215,7 @@ def test_the_log_lives_on_the_real_disk(tmp_path: Path) -> None:
 # --- Making, rolling, compacting -------------------------------------------------------------------------
 
 
-def test_where_there_never_was_a_log_one_must_be_asked_for() -> None:
+def test_opening_missing_log_raises_log_not_found_without_create_at() -> None:
     disk = MemoryDisk()
     for _ in range(2):
         with pytest.raises(LogNotFound, match="no Raft log"):
@@ -226,14 +226,14 @@ def test_where_there_never_was_a_log_one_must_be_asked_for() -> None:
     assert (log.base, log.last, log.synced, log.term, log.voted_for) == ((5, 2), (5, 2), (5, 2), 2, None)
 
 
-def test_rolling_an_empty_segment_does_nothing() -> None:
+def test_rolling_empty_segment_does_nothing() -> None:
     disk, log = rolled(1)
     log.roll()
     assert segments(disk) == ["log.1", "log.2"]
 
 
 @pytest.mark.parametrize("keep_from", range(8))
-def test_compaction_lets_whole_old_segments_go(keep_from: int) -> None:
+def test_compaction_removes_whole_old_segments(keep_from: int) -> None:
     disk, log = rolled()
     log.compact(keep_from)
     first = max(keep_from, 1)
@@ -243,7 +243,7 @@ def test_compaction_lets_whole_old_segments_go(keep_from: int) -> None:
     assert (again.base, list(again)) == (log.base, list(log))
 
 
-def test_removed_segments_may_come_back_in_any_way() -> None:
+def test_log_opens_with_any_removed_segments_restored() -> None:
     disk, log = rolled()
     before = contents(disk)
     log.compact(5)
@@ -260,7 +260,7 @@ def test_removed_segments_may_come_back_in_any_way() -> None:
         assert (segments(found), again.base) == (["log.5", "log.6", "log.7"], (4, 1))
 
 
-def test_a_segment_lost_from_the_middle_shows_in_the_base_and_nothing_is_removed() -> None:
+def test_missing_middle_segment_moves_base_and_no_segment_is_removed() -> None:
     disk, log = rolled()
     log.close()
     disk.remove(f"{DIRECTORY}/log.3")
@@ -271,7 +271,7 @@ def test_a_segment_lost_from_the_middle_shows_in_the_base_and_nothing_is_removed
     assert segments(disk) == before
 
 
-def test_a_cut_that_is_only_queued_does_not_let_a_segment_go_too_early() -> None:
+def test_compaction_keeps_segment_until_truncation_is_synced() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     extend(log, [entry(index) for index in range(1, 11)])
@@ -282,7 +282,7 @@ def test_a_cut_that_is_only_queued_does_not_let_a_segment_go_too_early() -> None
     assert (again.base, again.last) == (NOWHERE, (10, 1))
 
 
-def test_a_header_says_term_and_vote_again() -> None:
+def test_segment_header_repeats_term_and_vote() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     log.set_term(7, "b")
@@ -294,7 +294,7 @@ def test_a_header_says_term_and_vote_again() -> None:
     assert (again.term, again.voted_for, again.base) == (7, "b", (1, 1))
 
 
-def test_a_segment_is_rolled_when_it_is_full() -> None:
+def test_segment_rolls_when_full() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     for index in range(1, 30):

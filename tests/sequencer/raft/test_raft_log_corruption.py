@@ -1,4 +1,4 @@
-"""Raft's log on disk with flipped bits, and with files that were cut, lost or swapped."""
+"""Raft's log on disk with flipped bits, and with truncated, missing or swapped files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_damaged(disk: MemoryDisk) -> Corrupt | None:
 
 @pytest.mark.parametrize("fill", [0, 1500])
 @pytest.mark.parametrize("name", ["log.1", "log.2"])
-def test_a_bit_that_flips_in_what_was_synced_stops_the_node(name: str, fill: int) -> None:
+def test_flipped_bit_in_synced_bytes_raises_corrupt(name: str, fill: int) -> None:
     """In all of a segment that has a later one, and in the groups of the newest."""
     whole = written(fill=fill)
     path = f"{DIRECTORY}/{name}"
@@ -40,7 +40,7 @@ def test_a_bit_that_flips_in_what_was_synced_stops_the_node(name: str, fill: int
 
 
 @pytest.mark.parametrize("fill", [0, 1500])
-def test_without_a_synced_end_only_the_very_last_group_may_be_taken_for_torn(fill: int) -> None:
+def test_flipped_bit_without_synced_end_is_cut_as_torn_tail_only_in_last_group(fill: int) -> None:
     whole = written(fill=fill)
     whole.remove(SYNCED_END)
     end = len(written().read(SECOND))
@@ -58,7 +58,7 @@ def test_without_a_synced_end_only_the_very_last_group_may_be_taken_for_torn(fil
 
 
 @pytest.mark.parametrize("has_synced_end", [True, False])
-def test_a_bit_that_flips_after_the_groups_of_the_newest_segment_is_cut(has_synced_end: bool) -> None:
+def test_flipped_bit_after_last_group_of_newest_segment_is_cut(has_synced_end: bool) -> None:
     whole = written(fill=1500)
     if not has_synced_end:
         whole.remove(SYNCED_END)
@@ -73,7 +73,7 @@ def test_a_bit_that_flips_after_the_groups_of_the_newest_segment_is_cut(has_sync
 
 
 @pytest.mark.parametrize("has_synced_end", [True, False])
-def test_synced_groups_that_turned_to_zeros_stop_the_node(has_synced_end: bool) -> None:
+def test_zeroed_synced_groups_raise_corrupt(has_synced_end: bool) -> None:
     """Without a synced end it cannot be told of the very last ones of a log."""
     whole = written(fill=1500)
     if not has_synced_end:
@@ -87,7 +87,7 @@ def test_synced_groups_that_turned_to_zeros_stop_the_node(has_synced_end: bool) 
         assert is_damaged(disk) is not None, (path, start)
 
 
-def test_a_bit_that_flips_in_the_synced_end_costs_nothing() -> None:
+def test_flipped_bit_in_synced_end_loses_nothing() -> None:
     whole = written()
     for offset in range(128):
         disk = whole.after_power_cut("all")
@@ -96,7 +96,7 @@ def test_a_bit_that_flips_in_the_synced_end_costs_nothing() -> None:
         assert (log.last, log.cut) == ((7, 1), None)
 
 
-def test_a_synced_end_that_was_lost_is_made_again_on_opening() -> None:
+def test_lost_synced_end_is_restored_on_opening() -> None:
     for content in (None, b"", bytes(128), bytes(64), bytes(1000)):
         disk = written()
         disk.remove(SYNCED_END)
@@ -109,7 +109,7 @@ def test_a_synced_end_that_was_lost_is_made_again_on_opening() -> None:
 
 
 @pytest.mark.parametrize("fill", [0, 1500])
-def test_a_segment_cut_short_stops_the_node(fill: int) -> None:
+def test_truncated_segment_raises_corrupt_unless_only_zeros_are_missing(fill: int) -> None:
     """Unless only zeros are gone."""
     whole = written(fill=fill)
     for path in (FIRST, SECOND):
@@ -120,7 +120,7 @@ def test_a_segment_cut_short_stops_the_node(fill: int) -> None:
             assert (is_damaged(disk) is not None) == (size < end), (path, size)
 
 
-def test_segments_that_are_gone_stop_the_node() -> None:
+def test_missing_segments_raise_corrupt() -> None:
     disk = written()
     disk.remove(f"{DIRECTORY}/log.2")
     assert is_damaged(disk) is not None
@@ -130,7 +130,7 @@ def test_segments_that_are_gone_stop_the_node() -> None:
     assert "segments of the Raft log are missing" in str(error)
 
 
-def test_files_of_another_log_stop_the_node() -> None:
+def test_files_of_another_log_raise_corrupt() -> None:
     disk, other = written(), MemoryDisk()
     opened(other, new_id=lambda: bytes(16)).close()
     disk.write(f"{DIRECTORY}/log.3", other.read(f"{DIRECTORY}/log.1"))

@@ -1,4 +1,4 @@
-"""Raft's log on disk through power cuts, full disks and failures of the disk."""
+"""Raft's log on disk after power cuts, full disks and disk failures."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def recover(disk: MemoryDisk, promised: Log, *, fill: int = 0) -> None:
     opened(disk, fill_bytes=fill).close()
 
 
-def test_a_power_cut_at_any_change_loses_nothing_that_was_synced() -> None:
+def test_power_cut_at_any_change_loses_no_synced_entries() -> None:
     assert sweep(run, check, seeds=range(6), recover=recover, recover_cuts=3) > 1000
 
 
@@ -145,7 +145,9 @@ def test_a_power_cut_at_any_change_loses_nothing_that_was_synced() -> None:
     ],
     ids=["spares", "late spares", "narrow", "filled before", "filled now"],
 )
-def test_a_power_cut_loses_nothing_of_a_filled_log(fill: int, late: int | None, fill_after: int) -> None:
+def test_power_cut_at_any_change_of_filled_log_loses_no_synced_entries(
+    fill: int, late: int | None, fill_after: int
+) -> None:
     """At any change: of a fill, of the work on a spare, of the step from one segment into its spare."""
     start = partial(run, fill=fill, late=late)
     look, mend = partial(check, fill=fill_after), partial(recover, fill=fill_after)
@@ -167,7 +169,7 @@ def check_accepted(disk: MemoryDisk, promised: Log) -> None:
 
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("size", [100, 1500])
-def test_what_recovery_accepted_survives_the_next_power_cut(size: int, fill: int) -> None:
+def test_entries_accepted_by_recovery_survive_next_power_cut(size: int, fill: int) -> None:
     def killed(disk: MemoryDisk) -> None:
         """Recovery finds a whole group that no sync covers."""
         log = opened(disk, fill_bytes=fill)
@@ -184,7 +186,7 @@ def test_what_recovery_accepted_survives_the_next_power_cut(size: int, fill: int
     assert sweep(start, check_accepted, prepare=killed) > 10
 
 
-def test_a_kill_between_write_and_sync_keeps_the_group_and_makes_it_durable() -> None:
+def test_kill_between_write_and_sync_keeps_group_and_recovery_makes_it_durable() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     log.append(entry(1))
@@ -197,7 +199,7 @@ def test_a_kill_between_write_and_sync_keeps_the_group_and_makes_it_durable() ->
 
 
 @pytest.mark.parametrize("fill", FILLS)
-def test_recovery_writes_again_what_a_failed_sync_left_in_memory_only(fill: int) -> None:
+def test_recovery_rewrites_group_left_unsynced_by_failed_sync(fill: int) -> None:
     disk = MemoryDisk()
     log = opened(disk, fill_bytes=fill)
     log.append(entry(1))
@@ -209,7 +211,7 @@ def test_recovery_writes_again_what_a_failed_sync_left_in_memory_only(fill: int)
 
 
 @pytest.mark.parametrize("fill", FILLS)
-def test_a_torn_tail_is_cut_and_reported(fill: int) -> None:
+def test_torn_tail_is_cut_and_reported(fill: int) -> None:
     disk = MemoryDisk()
     log = opened(disk)
     log.append(entry(1))
@@ -223,7 +225,7 @@ def test_a_torn_tail_is_cut_and_reported(fill: int) -> None:
     assert opened(disk.after_power_cut("none")).cut is None
 
 
-def test_zeros_that_a_failed_sync_left_in_memory_only_are_written_again() -> None:
+def test_zeros_left_unsynced_by_failed_recovery_are_rewritten() -> None:
     """Else the torn tail beneath them would come back, where a later segment makes it damage."""
     disk = MemoryDisk()
     log = opened(disk)
@@ -274,7 +276,7 @@ FULL.compacted = 99
 
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("operation", ["create", "pwritev", "rename"])
-def test_a_disk_that_is_full_once_loses_nothing(operation: Operation, fill: int) -> None:
+def test_single_enospc_loses_no_entries(operation: Operation, fill: int) -> None:
     met = 0
     for at in itertools.count(1):
         disk = MemoryDisk()
@@ -292,7 +294,7 @@ def test_a_disk_that_is_full_once_loses_nothing(operation: Operation, fill: int)
     assert met >= 1
 
 
-def test_a_write_that_fits_in_part_leaves_nothing_of_itself() -> None:
+def test_partial_write_on_full_disk_is_undone() -> None:
     for room in range(1, 300, 7):
         disk = MemoryDisk()
         log = opened(disk)
@@ -311,7 +313,7 @@ def test_a_write_that_fits_in_part_leaves_nothing_of_itself() -> None:
         assert opened(disk.after_power_cut("none")).last == (2, 1)
 
 
-def test_a_log_continues_in_its_segment_while_there_is_no_room_for_the_next() -> None:
+def test_log_continues_in_its_segment_without_space_for_next() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     for index in range(1, 6):
@@ -328,7 +330,7 @@ def test_a_log_continues_in_its_segment_while_there_is_no_room_for_the_next() ->
 
 
 @pytest.mark.parametrize("operation", ["create", "open"])
-def test_a_log_continues_while_there_is_no_descriptor_for_the_next_segment(operation: Operation) -> None:
+def test_log_continues_in_its_segment_without_descriptor_for_next(operation: Operation) -> None:
     disk = MemoryDisk()
     log = opened(disk)
     disk.fail(operation, error=errno.EMFILE)
@@ -341,7 +343,7 @@ def test_a_log_continues_while_there_is_no_descriptor_for_the_next_segment(opera
 
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "create", "rename", "sync_directory", "remove"])
-def test_any_other_failure_is_final_and_loses_nothing(operation: Operation, fill: int) -> None:
+def test_other_disk_failures_are_final_and_lose_no_synced_entries(operation: Operation, fill: int) -> None:
     """But for the work on a spare, whose failures change nothing."""
     failures = 0
     for at in itertools.count(1):
@@ -377,7 +379,7 @@ def run_until_it_fails(disk: MemoryDisk, promised: Log, fill: int) -> bool:
     return False
 
 
-def test_a_part_that_cannot_be_cut_off_again_is_final() -> None:
+def test_failed_truncation_of_partial_write_is_final() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     log.append(entry(1))
@@ -406,7 +408,7 @@ def check_final(log: DurableLog, first: StorageFailed) -> None:
         assert caught.value is first
 
 
-def test_a_full_disk_that_shows_only_in_the_sync_is_final() -> None:
+def test_enospc_in_sync_is_final() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     log.append(entry(1))
@@ -418,7 +420,7 @@ def test_a_full_disk_that_shows_only_in_the_sync_is_final() -> None:
     assert log.synced == NOWHERE
 
 
-def test_a_failure_of_the_synced_end_is_no_failure_of_the_sync() -> None:
+def test_failed_write_of_synced_end_does_not_fail_sync() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     log.append(entry(1))
@@ -431,7 +433,7 @@ def test_a_failure_of_the_synced_end_is_no_failure_of_the_sync() -> None:
     assert opened(disk.after_power_cut("none")).last == (1, 1)
 
 
-def test_a_segment_that_was_removed_under_its_writer_counts_for_nothing() -> None:
+def test_sync_of_removed_segment_raises_storage_failed() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     disk.remove(f"{DIRECTORY}/log.1")
@@ -453,7 +455,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_a_sync_that_was_interrupted_is_final() -> None:
+def test_interrupted_sync_is_final() -> None:
     log = opened(MemoryDisk())
     log._file = Interrupting(log._file)
     log.append(entry(1))
@@ -463,7 +465,7 @@ def test_a_sync_that_was_interrupted_is_final() -> None:
         log.sync()
 
 
-def test_a_closed_log_says_so() -> None:
+def test_closed_log_raises_closed() -> None:
     disk = FaultyDisk(MemoryDisk())
     log = opened(disk)
     log.close()

@@ -1,4 +1,4 @@
-"""Segments of Raft's log that are filled in advance."""
+"""Spare segments of Raft's log, filled in advance."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def half_full(disk: Disk, directory: str = DIRECTORY, **options: Any) -> Durable
     return log
 
 
-def test_the_newest_segment_is_filled_when_it_is_opened_and_a_sync_leaves_its_size() -> None:
+def test_newest_segment_is_filled_on_opening_and_keeps_its_size_after_sync() -> None:
     disk = MemoryDisk()
     log = opened(disk, fill_bytes=2000)
     for reopened in (False, True):
@@ -61,7 +61,7 @@ def test_the_newest_segment_is_filled_when_it_is_opened_and_a_sync_leaves_its_si
         assert len(disk.read(FIRST)) == 2000
 
 
-def test_a_group_that_is_longer_than_what_is_left_makes_the_file_grow() -> None:
+def test_group_larger_than_remaining_space_grows_the_file() -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     log.append(entry(2, size=3000))
@@ -70,7 +70,7 @@ def test_a_group_that_is_longer_than_what_is_left_makes_the_file_grow() -> None:
     assert opened(disk.after_power_cut("none"), fill_bytes=SEGMENT_BYTES).last == (2, 1)
 
 
-def test_the_next_segment_is_the_spare_with_a_header() -> None:
+def test_next_segment_is_the_spare_with_a_header() -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     assert prepare(log)
@@ -87,7 +87,7 @@ def test_the_next_segment_is_the_spare_with_a_header() -> None:
     assert (again.last, again.term, again.voted_for, again.cut) == ((2, 1), 4, "b", None)
 
 
-def test_a_spare_is_prepared_once_the_segment_is_half_full_and_only_one_at_a_time() -> None:
+def test_spare_is_prepared_one_at_a_time_when_segment_is_half_full() -> None:
     disk = MemoryDisk()
     assert half_full(disk, fill_bytes=0).prepare_spare() is None
     log = opened(MemoryDisk(), fill_bytes=SEGMENT_BYTES, segment_bytes=4 * SEGMENT_HEADER_BYTES)
@@ -103,7 +103,7 @@ def test_a_spare_is_prepared_once_the_segment_is_half_full_and_only_one_at_a_tim
     assert log.prepare_spare() is None, "the new segment is not half full"
 
 
-def test_rolling_never_waits_for_a_spare_and_the_next_roll_takes_it() -> None:
+def test_roll_does_not_wait_for_spare_and_next_roll_uses_it() -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     work = log.prepare_spare()
@@ -142,7 +142,7 @@ class MeanwhileFile:
         self._file.sync()
 
 
-def test_a_spare_that_is_half_made_is_not_taken() -> None:
+def test_unfinished_spare_is_not_used_by_roll() -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     happened: list[str] = []
@@ -164,7 +164,7 @@ def test_a_spare_that_is_half_made_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
-def test_closing_removes_the_spare_nobody_used(meanwhile: bool) -> None:
+def test_closing_removes_unused_spare(meanwhile: bool) -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     if meanwhile:
@@ -180,7 +180,7 @@ def test_closing_removes_the_spare_nobody_used(meanwhile: bool) -> None:
 
 @pytest.mark.parametrize("operation", ["create", "pwritev", "sync"])
 @pytest.mark.parametrize(("code", "raised"), [(errno.ENOSPC, DiskFull), (errno.EIO, StorageFailed)])
-def test_a_spare_that_cannot_be_made_is_no_failure_of_the_log(
+def test_failed_preparation_of_spare_does_not_fail_log(
     operation: Operation, code: int, raised: type[Exception]
 ) -> None:
     disk = MemoryDisk()
@@ -199,7 +199,7 @@ def test_a_spare_that_cannot_be_made_is_no_failure_of_the_log(
 
 
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "rename"])
-def test_without_room_for_its_header_the_spare_goes_and_the_log_continues(operation: Operation) -> None:
+def test_roll_without_space_for_header_removes_spare_and_log_continues(operation: Operation) -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     prepare(log)
@@ -214,7 +214,7 @@ def test_without_room_for_its_header_the_spare_goes_and_the_log_continues(operat
     assert opened(disk.after_power_cut("none")).last == (2, 1)
 
 
-def test_a_spare_that_could_not_be_removed_is_made_again() -> None:
+def test_spare_left_by_failed_removal_is_created_again() -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     for operation in ("sync", "remove"):
@@ -227,7 +227,7 @@ def test_a_spare_that_could_not_be_removed_is_made_again() -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1, 100, SEGMENT_BYTES])
-def test_a_log_opens_unfilled_where_there_is_no_room(room: int) -> None:
+def test_log_opens_unfilled_without_space(room: int) -> None:
     disk = MemoryDisk()
     opened(disk).close()
     disk.capacity_bytes = disk.used_bytes + room
@@ -240,7 +240,7 @@ def test_a_log_opens_unfilled_where_there_is_no_room(room: int) -> None:
     assert opened(disk.after_power_cut("none")).last == (1, 1)
 
 
-def test_a_filled_log_that_is_opened_on_a_full_disk_can_continue() -> None:
+def test_filled_log_continues_when_opened_on_full_disk() -> None:
     disk = MemoryDisk()
     half_full(disk).close()
     disk.capacity_bytes = disk.used_bytes
@@ -249,7 +249,7 @@ def test_a_filled_log_that_is_opened_on_a_full_disk_can_continue() -> None:
     assert log.sync()
 
 
-def test_a_failure_while_filling_is_a_failure_of_the_opening() -> None:
+def test_failed_fill_raises_storage_failed_on_opening() -> None:
     disk = MemoryDisk()
     opened(disk).close()
     disk.fail("pwritev")
@@ -258,7 +258,7 @@ def test_a_failure_while_filling_is_a_failure_of_the_opening() -> None:
     assert opened(disk, fill_bytes=SEGMENT_BYTES).last == NOWHERE
 
 
-def test_a_leftover_spare_is_removed_even_with_a_header() -> None:
+def test_leftover_spare_with_header_is_removed_on_opening() -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     disk.write(SPARE, encode_segment_header(log._header) + bytes(300))
@@ -266,7 +266,7 @@ def test_a_leftover_spare_is_removed_even_with_a_header() -> None:
     assert (again.last, segments(disk)) == ((1, 1), ["log.1"])
 
 
-def test_spares_are_made_by_another_thread_while_the_log_continues(tmp_path: Path) -> None:
+def test_log_continues_while_another_thread_prepares_spares(tmp_path: Path) -> None:
     directory = str(tmp_path / "node")
     log, model = opened(REAL, directory, fill_bytes=SEGMENT_BYTES), Model()
     threads = []
@@ -289,7 +289,7 @@ def test_spares_are_made_by_another_thread_while_the_log_continues(tmp_path: Pat
     model.check(opened(REAL, directory, fill_bytes=SEGMENT_BYTES))
 
 
-def test_what_was_being_written_aside_is_removed() -> None:
+def test_leftover_temporary_segment_is_removed_on_opening() -> None:
     disk = written()
     disk.write(f"{DIRECTORY}/.log.3.new", encode_segment_header(opened(disk)._header))
     disk.write(f"{DIRECTORY}/.snapshot.new", b"of somebody else")

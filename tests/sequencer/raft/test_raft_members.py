@@ -1,4 +1,4 @@
-"""Lists of members: what a change makes of one, what is refused, and what the cluster's state keeps."""
+"""Lists of members: changes, refusals, encoding, and their effect on the cluster's state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FULL = {f"n{at}": RaftMember(f"n{at}:1", at == 1) for at in range(MEMBERS_MAX)}
 SEVEN = {f"n{at}": RaftMember(f"n{at}:1") for at in range(1, 8)}
 
 
-def test_a_new_member_is_a_learner_then_a_voter_then_none() -> None:
+def test_new_member_is_learner_then_voter_then_removed() -> None:
     with_learner = changed(THREE, AddLearner("n4", "n4:1"))
     assert with_learner == WITH_LEARNER
     assert voters_of(with_learner) == {"n1", "n2", "n3"}
@@ -77,7 +77,9 @@ def test_a_new_member_is_a_learner_then_a_voter_then_none() -> None:
         (FULL, AddLearner("n99", "n99:1"), "as many members"),
     ],
 )
-def test_what_is_refused(members: Members, change: MemberChange, why: str) -> None:
+def test_invalid_member_change_is_refused_as_not_retriable(
+    members: Members, change: MemberChange, why: str
+) -> None:
     with pytest.raises(MemberChangeRefused, match=why) as refused:
         changed(members, change)
     assert not isinstance(refused.value, MemberChangeNotReady)
@@ -90,7 +92,7 @@ lists = st.dictionaries(names, members_made, min_size=1, max_size=MEMBERS_MAX).f
 
 
 @given(lists)
-def test_a_list_is_read_as_it_was_written(members: dict[str, RaftMember]) -> None:
+def test_member_list_survives_encode_and_decode(members: dict[str, RaftMember]) -> None:
     content = encode_members(members)
     assert decode_content(content) == MembersEntry(members)
     for end in range(len(content)):
@@ -109,12 +111,12 @@ def test_a_list_is_read_as_it_was_written(members: dict[str, RaftMember]) -> Non
         encode_members(THREE).replace(b"\x02\x01\x04", b"\x02\x02\x04"),
     ],
 )
-def test_no_other_list_is_read(content: bytes) -> None:
+def test_invalid_member_list_raises_format_error(content: bytes) -> None:
     with pytest.raises(FormatError):
         decode_content(content)
 
 
-def test_a_list_of_a_later_version_is_refused() -> None:
+def test_member_list_of_later_version_raises_unknown_version() -> None:
     with pytest.raises(UnknownVersion):
         decode_content(b"\x12\x02" + encode_members(THREE)[2:])
 
@@ -130,19 +132,19 @@ def state_of(*contents: bytes) -> ClusterState:
     return state
 
 
-def test_an_added_member_has_no_disk_until_it_joins() -> None:
+def test_added_member_has_no_disk_until_it_joins() -> None:
     state = state_of(encode_members(WITH_LEARNER))
     assert state.disks["n4"] == NO_DISK
     state.apply(RaftEntry(encode_join(JoinEntry("n4", disk_id("n4"))), 3, 1))
     assert state.disks["n4"] == claim_of("n4", joined=LogIndex(3, 1))
 
 
-def test_nobody_joins_who_is_no_member() -> None:
+def test_join_of_non_member_is_ignored() -> None:
     state = state_of(encode_join(JoinEntry("n4", disk_id("n4"))))
     assert set(state.disks) == set(THREE)
 
 
-def test_a_removed_members_disk_and_its_commands_are_forgotten() -> None:
+def test_removed_member_loses_its_disk_and_its_commands_are_ignored() -> None:
     state = state_of(commands_entry(2, 1, b"a", proposer="n3").content)
     assert disk_id("n3") in state.proposers
     state.apply(RaftEntry(encode_members(changed(THREE, RemoveMember("n3"))), 3, 1))
@@ -151,7 +153,7 @@ def test_a_removed_members_disk_and_its_commands_are_forgotten() -> None:
     assert state.index == 1
 
 
-def test_a_disk_that_is_removed_and_added_again_joins_again() -> None:
+def test_removed_and_readded_disk_joins_again() -> None:
     state = state_of(
         encode_members(changed(THREE, RemoveMember("n3"))),
         encode_members({**THREE, "n3": RaftMember("n3:1", votes=False)}),
@@ -161,13 +163,13 @@ def test_a_disk_that_is_removed_and_added_again_joins_again() -> None:
     assert state.disks["n3"] == DiskClaim(disk_id("n3"), LogIndex(4, 1))
 
 
-def test_a_state_is_read_as_it_was_written() -> None:
+def test_state_with_member_list_survives_encode_and_decode() -> None:
     state = state_of(commands_entry(2, 1, b"a").content, encode_members(WITH_LEARNER))
     assert decode_state(encode_state(state) + b"machine") == (state, b"machine")
     assert (state.members, state.members_index) == (WITH_LEARNER, 3)
 
 
-def test_the_bytes_of_version_1_stay_until_the_first_change(golden: Callable[..., bytes]) -> None:
+def test_state_without_member_list_matches_golden_bytes_of_version_1(golden: Callable[..., bytes]) -> None:
     state = state_of(commands_entry(2, 1, b"a").content, encode_join(JoinEntry("n3", disk_id("n3", 1))))
     dump = Dump(encode_state(state))
     dump.title("The state of a cluster of three without a list of members.")
@@ -177,7 +179,7 @@ def test_the_bytes_of_version_1_stay_until_the_first_change(golden: Callable[...
     assert data[8:10] == b"\x01\x00"
 
 
-def test_the_bytes_of_version_2(golden: Callable[..., bytes]) -> None:
+def test_state_with_member_list_matches_golden_bytes_of_version_2(golden: Callable[..., bytes]) -> None:
     state = state_of(commands_entry(2, 1, b"a").content, encode_members(WITH_LEARNER))
     content = encode_state(state)
     dump, size = Dump(content), 12 + len(encode_members(WITH_LEARNER))
@@ -189,7 +191,7 @@ def test_the_bytes_of_version_2(golden: Callable[..., bytes]) -> None:
     assert data[8:10] == b"\x02\x00"
 
 
-def test_a_list_and_the_disks_name_the_same_members() -> None:
+def test_state_with_different_members_and_disks_raises_format_error() -> None:
     state = state_of(encode_members(WITH_LEARNER))
     state.members = THREE
     with pytest.raises(FormatError, match="invalid list of members"):

@@ -1,4 +1,4 @@
-"""Membership: which states a node takes, and when a join counts."""
+"""Membership of a node: which states it accepts, and when the join of a disk counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sequencer.raft.model.messages import (
 )
 
 
-def test_a_node_does_not_open_with_other_members_than_its_clusters(clock: Clock) -> None:
+def test_node_with_other_members_than_its_cluster_raises_cluster_mismatch(clock: Clock) -> None:
     """V1: three nodes of which one was told of five counted two different majorities."""
     cluster = Lockstep(clock)
     cluster.commit(b"one")
@@ -59,7 +59,7 @@ def _installed(driven: Driven, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("give", [_adopted, _installed])
-def test_a_blank_node_takes_no_state_of_other_members_than_its_own(
+def test_blank_node_accepts_only_state_of_its_configured_members(
     clock: Clock, give: Callable[[Driven, bytes], None]
 ) -> None:
     """V1: a new member of five took the state of a cluster of three, and was admitted."""
@@ -74,7 +74,7 @@ def test_a_blank_node_takes_no_state_of_other_members_than_its_own(
     assert (driven.status.cluster, driven.status.snapshot) == (CLUSTER.hex(), 1)
 
 
-def test_a_state_that_cannot_be_read_is_refused_before_it_counts(clock: Clock) -> None:
+def test_unreadable_snapshot_is_rejected_and_node_reopens(clock: Clock) -> None:
     """V11: a leader's snapshot got its name before anybody looked into it: the node never started again."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
@@ -87,7 +87,7 @@ def test_a_state_that_cannot_be_read_is_refused_before_it_counts(clock: Clock) -
     assert driven.reopened().append(2, LogIndex(3, 2), entries_of([2], start=4), commit=4).matched
 
 
-def test_a_member_that_never_took_the_first_state_takes_a_later_one(clock: Clock) -> None:
+def test_member_without_first_state_accepts_later_state(clock: Clock) -> None:
     """Only the first state was offered; with another disk lost, nobody could lead any more."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     cluster.drop_message = lambda _sender, to, _message: to == "n3"
@@ -103,7 +103,7 @@ def test_a_member_that_never_took_the_first_state_takes_a_later_one(clock: Clock
     assert cluster.members["n3"].node.claim == claim_of("n3", 0, INITIAL)
 
 
-def test_a_late_join_of_a_dead_disk_unseats_nobody(clock: Clock) -> None:
+def test_late_join_of_replaced_disk_is_ignored(clock: Clock) -> None:
     """A join that came through a forward could be appended behind that of the live disk."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
@@ -119,7 +119,9 @@ def test_a_late_join_of_a_dead_disk_unseats_nobody(clock: Clock) -> None:
     assert leader.raft.peer_disks.is_counted(name)
 
 
-def test_a_join_is_in_the_log_or_nowhere(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_of_deposed_leader_is_not_forwarded_to_next_leader(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What waited when a leader was deposed went to the next one, which appended it late."""
     driven = member(clock)
     term = driven.lead()
@@ -133,7 +135,7 @@ def test_a_join_is_in_the_log_or_nowhere(clock: Clock, monkeypatch: pytest.Monke
     assert of_kind(sent + driven.step() + driven.step(), Forward) == []
 
 
-def test_a_disk_whose_claims_change_all_the_time_costs_a_join_an_election_timeout(clock: Clock) -> None:
+def test_disk_with_changing_claims_costs_one_join_per_election_timeout(clock: Clock) -> None:
     """V28: each disk was asked for once in a term; without that bound, each message could cost an entry."""
     driven = member(clock)
     driven.lead()
@@ -148,7 +150,7 @@ def test_a_disk_whose_claims_change_all_the_time_costs_a_join_an_election_timeou
     assert [join.disk for join in joins_in(driven)] == [disk_id("n3", 1), disk_id("n3", 2)]
 
 
-def test_a_stranger_met_while_blank_stays_a_stranger(clock: Clock) -> None:
+def test_peer_of_another_cluster_stays_excluded_after_blank_node_adopts_state(clock: Clock) -> None:
     """V13: it counted as connected after the adoption, was sent our entries, and its disk was admitted."""
     driven = Driven(clock, config_of("n1", NAMES[:3]))
     stranger = {"cluster": b"another cluster!", "claims": {"n3": DiskClaim(b"a foreign disk..", INITIAL)}}
@@ -169,7 +171,7 @@ def test_a_stranger_met_while_blank_stays_a_stranger(clock: Clock) -> None:
     assert joins_in(driven) == []
 
 
-def test_one_peer_alone_does_not_say_that_the_cluster_was_reset(
+def test_cluster_mismatch_after_forced_epoch_requires_more_than_one_peer(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """V19: one hello of a higher epoch ended every node that it reached, in every run."""

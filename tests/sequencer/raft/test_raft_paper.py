@@ -1,4 +1,4 @@
-"""The claims of the Raft paper on elections, the log and committing.
+"""Elections, log replication and commit rules of the Raft paper on a single node and small clusters.
 
 Sections are those of Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", extended
 version of 2014; "dissertation" is Ongaro's of the same year. Rule n is of docs/raft.md.
@@ -59,7 +59,7 @@ from sequencer.raft.storage.log_entries import Entries
         (LogIndex(2, 4), True),  # shorter, of a newer term
     ],
 )
-def test_only_a_candidate_whose_log_is_at_least_as_complete_gets_a_vote(
+def test_vote_is_granted_only_to_candidate_with_log_at_least_as_complete(
     clock: Clock, last: LogIndex, granted: bool, pre: bool
 ) -> None:
     """Section 5.4.1: the later last term wins, then the longer log."""
@@ -71,7 +71,7 @@ def test_only_a_candidate_whose_log_is_at_least_as_complete_gets_a_vote(
     assert (driven.log.term, driven.log.voted_for) == ((3, None) if pre else (7, "n3" if granted else None))
 
 
-def test_a_node_votes_once_in_a_term(clock: Clock) -> None:
+def test_node_votes_for_one_candidate_per_term(clock: Clock) -> None:
     """Section 5.2; the same candidate may ask again, as its answer may be lost."""
     driven = member(clock)
     asked = [("n2", True), ("n3", False), ("n2", True)]
@@ -82,7 +82,7 @@ def test_a_node_votes_once_in_a_term(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("keep", AFTER)
-def test_a_vote_outlives_its_node(clock: Clock, keep: Keep | None) -> None:
+def test_vote_is_kept_after_restart(clock: Clock, keep: Keep | None) -> None:
     """Figure 2: currentTerm and votedFor are persistent."""
     driven = member(clock)
     driven.request_vote("n2", 5, INITIAL)
@@ -94,7 +94,7 @@ def test_a_vote_outlives_its_node(clock: Clock, keep: Keep | None) -> None:
 
 
 @pytest.mark.parametrize("keep", AFTER)
-def test_a_candidates_vote_for_itself_outlives_it(clock: Clock, keep: Keep | None) -> None:
+def test_candidate_vote_for_itself_is_kept_after_restart(clock: Clock, keep: Keep | None) -> None:
     driven = member(clock)
     term = driven.stand()
     driven = driven.reopened(keep)
@@ -104,7 +104,7 @@ def test_a_candidates_vote_for_itself_outlives_it(clock: Clock, keep: Keep | Non
     assert not reply.granted
 
 
-def test_a_candidate_leads_with_a_majority_of_different_voters(clock: Clock) -> None:
+def test_candidate_becomes_leader_with_votes_of_majority_of_distinct_voters(clock: Clock) -> None:
     """Section 5.2; a vote counts once a voter (B8 of PySyncObj)."""
     driven = member(clock, 5)
     term = driven.stand()
@@ -115,7 +115,7 @@ def test_a_candidate_leads_with_a_majority_of_different_voters(clock: Clock) -> 
     assert driven.raft.role == "leader"
 
 
-def test_support_beforehand_counts_once_a_voter(clock: Clock) -> None:
+def test_pre_vote_counts_once_per_voter(clock: Clock) -> None:
     driven = member(clock, 5)
     driven.time_out()
     for _ in range(4):
@@ -133,7 +133,7 @@ def test_votes_of_another_term_do_not_count(clock: Clock) -> None:
     assert driven.raft.role == "candidate"
 
 
-def test_a_candidate_follows_the_leader_of_its_term(clock: Clock) -> None:
+def test_candidate_follows_leader_of_its_term(clock: Clock) -> None:
     """Section 5.2."""
     driven = member(clock)
     term = driven.stand()
@@ -154,7 +154,9 @@ LATER: dict[str, Message] = {
 
 @pytest.mark.parametrize("kind", LATER)
 @pytest.mark.parametrize("role", ["candidate", "leader"])
-def test_whoever_hears_of_a_later_term_follows(clock: Clock, role: str, kind: str) -> None:
+def test_candidate_or_leader_becomes_follower_on_message_of_later_term(
+    clock: Clock, role: str, kind: str
+) -> None:
     """Section 5.1."""
     driven = member(clock)
     if role == "leader":
@@ -169,7 +171,7 @@ def test_whoever_hears_of_a_later_term_follows(clock: Clock, role: str, kind: st
     assert driven.log.voted_for is None
 
 
-def test_a_stale_leader_is_notified_of_the_new_term_and_not_followed(clock: Clock) -> None:
+def test_stale_leader_is_sent_new_term_and_its_messages_are_ignored(clock: Clock) -> None:
     """Section 5.1: and what it sends changes nothing."""
     driven = member(clock)
     driven.append(5, INITIAL, entries_of([5]))
@@ -182,7 +184,7 @@ def test_a_stale_leader_is_notified_of_the_new_term_and_not_followed(clock: Cloc
     assert driven.raft.leader == "n2"
 
 
-def test_a_deposed_leader_learns_of_it_from_the_answer(clock: Clock) -> None:
+def test_deposed_leader_steps_down_on_reply_of_later_term(clock: Clock) -> None:
     """B11 of PySyncObj: a stale leader heard nothing."""
     driven = member(clock)
     driven.lead()
@@ -190,7 +192,7 @@ def test_a_deposed_leader_learns_of_it_from_the_answer(clock: Clock) -> None:
     assert (driven.raft.role, driven.raft.leader, driven.raft.term) == ("follower", None, 9)
 
 
-def test_two_leaders_in_one_term_stop_the_node(clock: Clock) -> None:
+def test_second_leader_in_same_term_raises_diverged(clock: Clock) -> None:
     """Section 5.2: election safety. Who sees it broken must not go on."""
     driven = member(clock)
     term = driven.lead()
@@ -249,7 +251,7 @@ def _is_kept(message: Message, peer: str, later: Driven) -> bool:
 
 @pytest.mark.parametrize("keep", ["none", "some"])
 @pytest.mark.parametrize("act", [_vote, _stand, _append, _overwrite, _install, _lead])
-def test_what_left_a_node_is_on_its_disk_wherever_the_power_goes(
+def test_sent_messages_are_backed_by_disk_after_power_cut_at_any_write(
     clock: Clock, act: Callable[[Driven], None], keep: Keep
 ) -> None:
     """Figure 2: updated on stable storage before responding."""
@@ -278,7 +280,7 @@ def test_what_left_a_node_is_on_its_disk_wherever_the_power_goes(
     pytest.fail("it never ends")
 
 
-def test_nothing_leaves_after_a_failed_sync(clock: Clock) -> None:
+def test_node_sends_no_message_after_failed_sync(clock: Clock) -> None:
     """Rule 1: a failed fsync is final."""
     driven = member(clock)
     driven.disk.fail("sync")
@@ -290,7 +292,7 @@ def test_nothing_leaves_after_a_failed_sync(clock: Clock) -> None:
     assert driven.wire.sent == []
 
 
-def test_nothing_is_applied_before_it_is_synced(clock: Clock) -> None:
+def test_entries_are_applied_only_after_sync(clock: Clock) -> None:
     """What a state machine does may be seen at once."""
     driven = member(clock)
     apply, synced = driven.machine.apply, []
@@ -304,7 +306,7 @@ def test_nothing_is_applied_before_it_is_synced(clock: Clock) -> None:
     assert synced == [3, 3]
 
 
-def test_a_leader_whose_sync_fails_counts_nothing_and_is_heard_no_more(clock: Clock) -> None:
+def test_leader_with_failed_sync_commits_no_entry_and_stops_sending(clock: Clock) -> None:
     """Dissertation, section 10.2.1: its entries are under way while it syncs them itself."""
     driven = member(clock)
     term = driven.lead()
@@ -326,7 +328,7 @@ def test_a_leader_whose_sync_fails_counts_nothing_and_is_heard_no_more(clock: Cl
 
 
 @pytest.mark.parametrize("keep", AFTER)
-def test_what_a_leader_sent_and_did_not_sync_is_another_terms_next_time(
+def test_unsynced_entry_of_leader_is_applied_at_most_once_after_restart(
     clock: Clock, keep: Keep | None
 ) -> None:
     """Its term and its vote for itself are on its disk before it leads: it never leads that term again."""
@@ -349,7 +351,7 @@ def test_what_a_leader_sent_and_did_not_sync_is_another_terms_next_time(
     assert commands.count(b"unsynced") <= 1
 
 
-def test_a_leader_without_space_sends_but_counts_nothing(clock: Clock) -> None:
+def test_leader_commits_no_entry_while_its_disk_is_full(clock: Clock) -> None:
     """Followers have the entry; the leader commits it once it has it too."""
     counted: list[tuple[int, LogIndex]] = []
 
@@ -375,7 +377,7 @@ def test_a_leader_without_space_sends_but_counts_nothing(clock: Clock) -> None:
     assert future.done()
 
 
-def test_a_full_disk_stalls_the_node_until_there_is_space(clock: Clock) -> None:
+def test_full_disk_stalls_node_until_space_is_available(clock: Clock) -> None:
     """Nothing leaves meanwhile, and nothing is lost."""
     asked: list[int] = []
 
@@ -392,7 +394,7 @@ def test_a_full_disk_stalls_the_node_until_there_is_space(clock: Clock) -> None:
     assert driven.reopened("none").contents() == [(2, 2, b"2/2")]
 
 
-def test_a_hook_may_end_a_node_whose_disk_is_full(clock: Clock) -> None:
+def test_node_with_full_disk_raises_disk_full_without_hook(clock: Clock) -> None:
     driven = member(clock)
     driven.disk.capacity_bytes = driven.disk.used_bytes
     with pytest.raises(rt.DiskFull):
@@ -405,7 +407,7 @@ def test_a_hook_may_end_a_node_whose_disk_is_full(clock: Clock) -> None:
 # --- The log: section 5.3, rule 2 ------------------------------------------------------------------------
 
 
-def test_entries_after_a_gap_are_refused(clock: Clock) -> None:
+def test_entries_after_gap_are_rejected(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]))
     reply = driven.append(2, LogIndex(7, 2), entries_of([2], start=8))
@@ -413,7 +415,7 @@ def test_entries_after_a_gap_are_refused(clock: Clock) -> None:
     assert driven.terms() == [2, 2]
 
 
-def test_a_refusal_steps_over_the_whole_term_that_differs(clock: Clock) -> None:
+def test_rejection_skips_whole_conflicting_term(clock: Clock) -> None:
     """Section 5.3: one probe for each conflicting term, not for each entry."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 3, 3, 3, 3]))
@@ -421,7 +423,7 @@ def test_a_refusal_steps_over_the_whole_term_that_differs(clock: Clock) -> None:
     assert (reply.matched, reply.index) == (False, 2)
 
 
-def test_a_refusal_never_asks_for_what_is_committed(clock: Clock) -> None:
+def test_rejection_hint_is_not_below_commit_index(clock: Clock) -> None:
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([3, 3, 3, 3, 3]), commit=4)
     reply = driven.append(4, LogIndex(6, 4), peer="n3")
@@ -429,7 +431,7 @@ def test_a_refusal_never_asks_for_what_is_committed(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("keep", AFTER)
-def test_a_conflicting_tail_gives_way(clock: Clock, keep: Keep | None) -> None:
+def test_conflicting_tail_is_replaced_by_entries_of_new_leader(clock: Clock, keep: Keep | None) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2]))
     assert driven.append(3, LogIndex(2, 2), entries_of([3, 3], start=3, tag=b"new"), peer="n3").index == 4
@@ -438,7 +440,7 @@ def test_a_conflicting_tail_gives_way(clock: Clock, keep: Keep | None) -> None:
     assert driven.reopened(keep).contents() == wanted
 
 
-def test_late_and_repeated_appends_never_cut_what_matches(clock: Clock) -> None:
+def test_late_and_repeated_appends_keep_matching_entries_and_write_no_bytes(clock: Clock) -> None:
     """Figure 2: only an existing entry that conflicts is deleted, with those behind it; B4 of PySyncObj."""
     driven = member(clock)
     entries = entries_of([2, 2, 2, 2])
@@ -458,7 +460,7 @@ def test_late_and_repeated_appends_never_cut_what_matches(clock: Clock) -> None:
     assert driven.disk.changes == changes, "nothing was written again"
 
 
-def test_an_acknowledgement_says_only_what_was_compared(clock: Clock) -> None:
+def test_acknowledged_index_covers_only_compared_entries(clock: Clock) -> None:
     """An empty heartbeat vouches for what is before it, not for the tail behind."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]))
@@ -476,7 +478,7 @@ def terms(*choices: int) -> st.SearchStrategy[list[int]]:
     leads=terms(5, 7),
     messages=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8),
 )
-def test_in_whatever_order_appends_arrive_a_log_only_comes_closer_to_the_leaders(
+def test_appends_in_any_order_keep_agreed_prefix_equal_to_leader_log(
     common: list[int], own: list[int], leads: list[int], messages: list[tuple[int, int]]
 ) -> None:
     """Section 5.3, log matching: what agrees stays, and what was said to agree does.
@@ -504,7 +506,7 @@ def test_in_whatever_order_appends_arrive_a_log_only_comes_closer_to_the_leaders
         assert all(follower.term_at(at) == leader.term_at(at) for at in range(1, agreed + 1))
 
 
-def test_a_committed_entry_that_differs_from_the_leaders_stops_the_node(clock: Clock) -> None:
+def test_conflict_with_committed_entry_at_previous_index_raises_diverged(clock: Clock) -> None:
     """Section 5.4.3: it cannot be; who sees it does not go on."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
@@ -512,14 +514,14 @@ def test_a_committed_entry_that_differs_from_the_leaders_stops_the_node(clock: C
         driven.append(3, LogIndex(3, 3), peer="n3")
 
 
-def test_a_committed_entry_that_differs_inside_a_message_stops_the_node(clock: Clock) -> None:
+def test_conflict_with_committed_entry_inside_append_raises_diverged(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
     with pytest.raises(Diverged, match="committed entry"):
         driven.append(3, INITIAL, entries_of([3, 3, 3]), peer="n3")
 
 
-def test_a_commit_index_never_passes_what_was_compared_with_this_leader(clock: Clock) -> None:
+def test_commit_index_does_not_pass_entries_compared_with_current_leader(clock: Clock) -> None:
     """Figure 2: min(leaderCommit, index of last *new* entry); B1 of PySyncObj."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
@@ -530,7 +532,7 @@ def test_a_commit_index_never_passes_what_was_compared_with_this_leader(clock: C
     assert driven.commands == [b"2/2"]
 
 
-def test_a_snapshots_chunk_commits_nothing_of_the_log(clock: Clock) -> None:
+def test_snapshot_chunk_does_not_advance_commit_index(clock: Clock) -> None:
     """B1 of PySyncObj, where it was fatal."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
@@ -543,7 +545,7 @@ def test_a_snapshots_chunk_commits_nothing_of_the_log(clock: Clock) -> None:
     assert (driven.status.committed, driven.commands) == (1, [])
 
 
-def test_a_commit_index_does_not_fall_under_a_leader_that_knows_less(clock: Clock) -> None:
+def test_commit_index_does_not_decrease_under_leader_with_lower_commit_index(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
     driven.append(3, LogIndex(3, 2), commit=1, peer="n3")
@@ -551,7 +553,7 @@ def test_a_commit_index_does_not_fall_under_a_leader_that_knows_less(clock: Cloc
     assert (driven.status.committed, driven.status.applied) == (3, 3)
 
 
-def test_a_leader_steps_back_to_where_a_follower_agrees(clock: Clock) -> None:
+def test_leader_resends_at_once_from_index_of_rejection_hint(clock: Clock) -> None:
     """Section 5.3: and sends from there at once."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2]))
@@ -561,7 +563,7 @@ def test_a_leader_steps_back_to_where_a_follower_agrees(clock: Clock) -> None:
     assert (append.prev, len(append.entries)) == (LogIndex(2, 2), 4)
 
 
-def test_a_late_refusal_does_not_take_back_what_was_acknowledged(clock: Clock) -> None:
+def test_late_rejection_does_not_lower_match_index(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2]))
     term = driven.lead()
@@ -577,7 +579,7 @@ def test_a_late_refusal_does_not_take_back_what_was_acknowledged(clock: Clock) -
 # --- Committing: sections 5.3, 5.4.2, 5.4.3 --------------------------------------------------------------
 
 
-def test_entries_of_an_earlier_term_are_committed_only_by_one_of_the_leaders_own(clock: Clock) -> None:
+def test_entries_of_earlier_term_are_committed_only_with_entry_of_current_term(clock: Clock) -> None:
     """Section 5.4.2, figure 8 (c) and (e): counting replicas of an old entry does not commit it."""
     driven = member(clock, 5)
     driven.append(2, INITIAL, entries_of([2]), commit=1)
@@ -593,7 +595,7 @@ def test_entries_of_an_earlier_term_are_committed_only_by_one_of_the_leaders_own
     assert (driven.status.committed, driven.commands) == (3, [b"2/2"])
 
 
-def test_figure_8(clock: Clock) -> None:
+def test_entry_of_old_term_may_be_overwritten_until_entry_of_later_term_follows(clock: Clock) -> None:
     """Section 5.4.2: S1's entry of term 2 reaches S3 in term 4; in (d) S5 may still overwrite it, in (e) not.
 
     The node is S3: it has the entry, and decides whether S5 (last entry of term 3) may lead term 5.
@@ -615,7 +617,7 @@ def test_figure_8(clock: Clock) -> None:
             assert driven.commands == [], "it was never committed"
 
 
-def test_a_leader_starts_its_term_with_an_entry_of_its_own(clock: Clock) -> None:
+def test_leader_appends_no_op_entry_of_its_term_on_election(clock: Clock) -> None:
     """Section 8: else it would not know what is committed before the first command comes."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=1)
@@ -625,7 +627,7 @@ def test_a_leader_starts_its_term_with_an_entry_of_its_own(clock: Clock) -> None
     assert driven.commands == [b"2/2", b"3/2"]
 
 
-def test_acknowledgements_of_an_earlier_term_do_not_count(clock: Clock) -> None:
+def test_acknowledgements_of_earlier_term_do_not_count(clock: Clock) -> None:
     """B5 of PySyncObj: what was matched then may be overwritten since."""
     driven = member(clock)
     term = driven.lead()
@@ -635,7 +637,7 @@ def test_acknowledgements_of_an_earlier_term_do_not_count(clock: Clock) -> None:
     assert (driven.raft.leader_role.match_index("n2"), driven.status.committed) == (0, 1)
 
 
-def test_what_was_acknowledged_in_an_earlier_term_counts_for_nothing_in_a_new_one(clock: Clock) -> None:
+def test_match_index_is_reset_in_new_term_of_leader(clock: Clock) -> None:
     driven = member(clock)
     driven.lead()
     driven.acknowledge("n2", 2)
@@ -645,7 +647,7 @@ def test_what_was_acknowledged_in_an_earlier_term_counts_for_nothing_in_a_new_on
     assert driven.raft.leader_role.match_index("n2") == 0
 
 
-def test_an_acknowledgement_beyond_the_leaders_log_counts_up_to_its_end(clock: Clock) -> None:
+def test_acknowledgement_beyond_leader_log_counts_up_to_last_index(clock: Clock) -> None:
     driven = member(clock)
     driven.lead()
     driven.acknowledge("n2", 1000)
@@ -653,7 +655,7 @@ def test_an_acknowledgement_beyond_the_leaders_log_counts_up_to_its_end(clock: C
     assert (driven.raft.leader_role.match_index("n2"), driven.status.committed) == (2, 2)
 
 
-def test_a_leader_alone_commits_only_what_it_has_synced(clock: Clock) -> None:
+def test_single_node_leader_commits_only_synced_entries(clock: Clock) -> None:
     """Rule 1: it does not count itself before, as section 10.2.1 of the dissertation would allow."""
     done = 0
     for change in range(1, 60):
@@ -681,7 +683,9 @@ def test_a_leader_alone_commits_only_what_it_has_synced(clock: Clock) -> None:
 
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("keep", AFTER)
-def test_every_later_leader_has_what_was_committed(clock: Clock, size: int, keep: Keep | None) -> None:
+def test_later_leaders_have_all_committed_entries_after_restarts(
+    clock: Clock, size: int, keep: Keep | None
+) -> None:
     """Section 5.4.3, leader completeness: through deaths of leaders, and of all at once."""
     cluster = Lockstep(clock, NAMES[:size])
     wanted: list[bytes] = []
@@ -704,7 +708,7 @@ def test_every_later_leader_has_what_was_committed(clock: Clock, size: int, keep
 # --- Peace: sections 6 and 9.6 of paper and dissertation, rule 5 -----------------------------------------
 
 
-def test_a_node_without_support_never_raises_its_term(clock: Clock) -> None:
+def test_node_without_pre_votes_never_raises_its_term(clock: Clock) -> None:
     """Dissertation, section 9.6."""
     driven = member(clock)
     changes = driven.disk.changes
@@ -715,7 +719,7 @@ def test_a_node_without_support_never_raises_its_term(clock: Clock) -> None:
     assert (driven.raft.term, driven.disk.changes) == (1, changes)
 
 
-def test_a_node_that_was_cut_off_does_not_depose_the_leader(clock: Clock) -> None:
+def test_reconnected_node_does_not_depose_leader(clock: Clock) -> None:
     """Dissertation, section 9.6; B13 of PySyncObj."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
@@ -731,7 +735,7 @@ def test_a_node_that_was_cut_off_does_not_depose_the_leader(clock: Clock) -> Non
     assert (cluster.lead(), leader.raft.term) == (leader, term)
 
 
-def test_a_node_that_hears_a_leader_gives_no_vote(clock: Clock) -> None:
+def test_node_with_active_leader_grants_no_vote(clock: Clock) -> None:
     """Dissertation, section 4.2.3: nor does it take over the term."""
     driven = member(clock)
     driven.append(2, INITIAL)
@@ -741,7 +745,7 @@ def test_a_node_that_hears_a_leader_gives_no_vote(clock: Clock) -> None:
     assert (driven.raft.term, driven.raft.leader) == (2, "n2")
 
 
-def test_a_leader_gives_no_vote(clock: Clock) -> None:
+def test_leader_grants_no_vote(clock: Clock) -> None:
     driven = member(clock)
     term = driven.lead()
     assert driven.request_vote("n3", 9, LogIndex(9, 9)) is None
@@ -749,7 +753,7 @@ def test_a_leader_gives_no_vote(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("term", [2, 3])
-def test_support_is_refused_for_a_term_that_has_begun(clock: Clock, term: int) -> None:
+def test_pre_vote_is_rejected_for_current_or_earlier_term(clock: Clock, term: int) -> None:
     """And the answer tells which one has."""
     driven = member(clock)
     driven.append(3, INITIAL)
@@ -758,7 +762,7 @@ def test_support_is_refused_for_a_term_that_has_begun(clock: Clock, term: int) -
     assert reply == RequestVoteReply(3, False, driven.node.claim, True)
 
 
-def test_a_node_that_does_not_hear_its_leader_any_more_votes_again(clock: Clock) -> None:
+def test_node_votes_again_after_leader_times_out(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL)
     clear_leader(driven)
@@ -767,7 +771,7 @@ def test_a_node_that_does_not_hear_its_leader_any_more_votes_again(clock: Clock)
     assert reply.granted
 
 
-def test_who_loses_the_connection_with_its_leader_stands_soon_and_votes_at_once(clock: Clock) -> None:
+def test_node_votes_at_once_and_campaigns_early_after_losing_connection_to_leader(clock: Clock) -> None:
     """The leader's process has ended: the rest of the election timeout need not be waited for."""
     driven = member(clock)
     driven.append(2, INITIAL)
@@ -780,7 +784,7 @@ def test_who_loses_the_connection_with_its_leader_stands_soon_and_votes_at_once(
     assert of_kind(driven.step(), RequestVote) == [RequestVote(3, INITIAL, driven.node.claim, pre=True)]
 
 
-def test_who_loses_another_connection_waits(clock: Clock) -> None:
+def test_node_keeps_waiting_after_losing_connection_to_other_follower(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL)
     driven.wire.drop("n3")
@@ -791,7 +795,7 @@ def test_who_loses_another_connection_waits(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
-def test_a_leader_that_hears_no_majority_steps_down(clock: Clock, is_connected: bool) -> None:
+def test_leader_without_contact_to_majority_steps_down(clock: Clock, is_connected: bool) -> None:
     """Dissertation, section 6.2."""
     driven = member(clock)
     term = driven.lead()
@@ -803,7 +807,7 @@ def test_a_leader_that_hears_no_majority_steps_down(clock: Clock, is_connected: 
     assert (driven.raft.role, driven.raft.leader, driven.raft.term) == ("follower", None, term)
 
 
-def test_a_leader_that_hears_a_bare_majority_continues(clock: Clock) -> None:
+def test_leader_with_contact_to_bare_majority_remains_leader(clock: Clock) -> None:
     driven = member(clock, 5)
     driven.lead()
     for _ in range(30):
@@ -813,7 +817,7 @@ def test_a_leader_that_hears_a_bare_majority_continues(clock: Clock) -> None:
     assert driven.raft.role == "leader"
 
 
-def test_support_that_comes_late_counts_for_nothing(clock: Clock) -> None:
+def test_late_pre_votes_do_not_count(clock: Clock) -> None:
     driven = member(clock)
     driven.time_out()
     driven.append(2, INITIAL)

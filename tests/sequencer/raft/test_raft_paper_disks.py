@@ -1,4 +1,4 @@
-"""Which disks count when one was lost, and replicas that differ, on a node that is driven message by message.
+"""Cluster creation, disks that were replaced or joined, and replicas that diverged.
 
 Rule n is of docs/raft.md.
 """
@@ -43,7 +43,7 @@ from sequencer.raft.model.messages import (
 # --- Which disks count: rule 6 ---------------------------------------------------------------------------
 
 
-def test_blank_members_make_one_cluster(clock: Clock) -> None:
+def test_blank_members_form_one_cluster(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"x")
     cluster.converge()
@@ -51,7 +51,7 @@ def test_blank_members_make_one_cluster(clock: Clock) -> None:
     assert all(member.status.epoch == 1 for member in cluster.members.values())
 
 
-def test_a_cluster_is_made_only_when_all_members_are_there(clock: Clock) -> None:
+def test_cluster_is_created_only_when_all_members_are_present(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.kill("n3")
     cluster.idle(3)
@@ -60,7 +60,7 @@ def test_a_cluster_is_made_only_when_all_members_are_there(clock: Clock) -> None
     cluster.commit(b"x")
 
 
-def test_a_member_that_missed_the_beginning_is_counted_on_from_the_start(clock: Clock) -> None:
+def test_member_absent_at_cluster_creation_counts_without_join(clock: Clock) -> None:
     """Its blank disk was there when the cluster was made: it takes the leader's snapshot, without a join."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     cluster.drop_message = lambda _sender, to, _message: to == "n3"
@@ -74,7 +74,7 @@ def test_a_member_that_missed_the_beginning_is_counted_on_from_the_start(clock: 
     assert cluster.members["n3"].node.claim == claim_of("n3", 0, INITIAL)
 
 
-def test_a_cluster_is_made_only_if_a_member_has_bootstrap_set(clock: Clock) -> None:
+def test_cluster_is_created_only_if_a_member_has_bootstrap_set(clock: Clock) -> None:
     cluster = Lockstep(clock, bootstrap=False)
     cluster.idle(3)
     assert {member.status.role for member in cluster.members.values()} == {"joining"}
@@ -82,7 +82,7 @@ def test_a_cluster_is_made_only_if_a_member_has_bootstrap_set(clock: Clock) -> N
     cluster.commit(b"x")
 
 
-def test_no_cluster_is_made_where_one_is(clock: Clock) -> None:
+def test_wiped_majority_with_bootstrap_does_not_create_second_cluster(clock: Clock) -> None:
     """Two of three were wiped, and all are told to make a cluster: nothing is admitted, nothing committed."""
     cluster = Lockstep(clock)
     cluster.commit(b"kept")
@@ -103,7 +103,9 @@ def test_no_cluster_is_made_where_one_is(clock: Clock) -> None:
 
 @pytest.mark.parametrize("name", ["n1", "n3"])
 @pytest.mark.parametrize("keep", ["none", "some", "all"])
-def test_a_cluster_is_made_once_wherever_the_power_goes(clock: Clock, name: str, keep: Keep) -> None:
+def test_cluster_is_created_only_once_after_power_cut_at_any_write(
+    clock: Clock, name: str, keep: Keep
+) -> None:
     """n1 makes it, n3 takes it over: each step is durable before the next."""
     for change in range(1, 60):
         cluster = Lockstep(clock)
@@ -132,7 +134,7 @@ def blank(clock: Clock) -> Driven:
     return driven
 
 
-def test_a_wiped_disk_neither_votes_nor_stands(clock: Clock) -> None:
+def test_wiped_disk_neither_votes_nor_campaigns(clock: Clock) -> None:
     driven = blank(clock)
     for term in (2, 3):
         for pre in (True, False):
@@ -142,7 +144,7 @@ def test_a_wiped_disk_neither_votes_nor_stands(clock: Clock) -> None:
     assert driven.raft.role == "follower"
 
 
-def test_a_wiped_disk_votes_once_it_has_applied_its_join(clock: Clock) -> None:
+def test_wiped_disk_votes_only_after_applying_its_join(clock: Clock) -> None:
     driven = blank(clock)
     driven.hear("n2", *Snapshot(entries_of([2, 2])).chunks(2))
     driven.step()
@@ -173,7 +175,7 @@ UNCOUNTED = {
 
 
 @pytest.mark.parametrize("kind", UNCOUNTED)
-def test_what_another_disk_says_does_not_count(clock: Clock, kind: str) -> None:
+def test_messages_of_uncounted_disk_do_not_count(clock: Clock, kind: str) -> None:
     """Neither its support, nor its vote, nor its acknowledgement, nor its signs of life."""
     claim = UNCOUNTED[kind]
     driven = member(clock)
@@ -194,7 +196,7 @@ def test_what_another_disk_says_does_not_count(clock: Clock, kind: str) -> None:
     assert driven.raft.role == "follower"
 
 
-def test_a_candidate_on_a_disk_that_was_replaced_gets_no_answer(clock: Clock) -> None:
+def test_candidate_on_replaced_disk_gets_no_reply(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
     clear_leader(driven)
@@ -205,7 +207,7 @@ def test_a_candidate_on_a_disk_that_was_replaced_gets_no_answer(clock: Clock) ->
     assert reply.granted
 
 
-def test_a_join_counts_from_where_it_stands_in_the_log_even_before_it_is_committed(clock: Clock) -> None:
+def test_uncommitted_join_is_committed_once_joined_disk_claims_to_have_applied_it(clock: Clock) -> None:
     """The disk that says it has applied that join proves that it is committed; the former disk is out."""
     driven = member(clock)
     driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
@@ -221,7 +223,7 @@ def test_a_join_counts_from_where_it_stands_in_the_log_even_before_it_is_committ
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
-def test_a_blank_disk_is_offered_only_a_snapshot_that_knows_of_its_join(
+def test_blank_disk_is_admitted_only_with_snapshot_that_includes_its_join(
     clock: Clock, has_snapshot: bool
 ) -> None:
     driven = member(clock)
@@ -236,7 +238,7 @@ def test_a_blank_disk_is_offered_only_a_snapshot_that_knows_of_its_join(
     assert bool(offered) == has_snapshot
 
 
-def test_a_join_that_was_cut_counts_no_more(clock: Clock) -> None:
+def test_truncated_join_no_longer_counts(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
     driven.append(3, INITIAL, entries_of([3]), commit=1, peer="n3")
@@ -246,7 +248,7 @@ def test_a_join_that_was_cut_counts_no_more(clock: Clock) -> None:
     assert reply.granted
 
 
-def test_a_join_asked_for_twice_stands_where_it_stood_first(clock: Clock) -> None:
+def test_duplicate_join_keeps_index_of_first_one(clock: Clock) -> None:
     driven = member(clock)
     join = encode_join(JoinEntry("n3", disk_id("n3", 1)))
     driven.append(2, INITIAL, [RaftEntry(join, 2, 2), RaftEntry(join, 3, 2)], commit=1)
@@ -259,7 +261,7 @@ def test_a_join_asked_for_twice_stands_where_it_stood_first(clock: Clock) -> Non
     assert driven.node.state.disks["n3"] == claim_of("n3", 1, LogIndex(2, 2))
 
 
-def test_a_wiped_disk_is_admitted_and_counts_from_then_on(clock: Clock) -> None:
+def test_wiped_disk_is_admitted_and_then_counts_towards_majority(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"before")
     cluster.converge()
@@ -274,7 +276,7 @@ def test_a_wiped_disk_is_admitted_and_counts_from_then_on(clock: Clock) -> None:
     assert cluster.members[leader.name].commands == [b"before", b"after"]
 
 
-def test_a_join_needs_a_majority_without_the_disk_that_joins(clock: Clock) -> None:
+def test_join_needs_majority_without_joining_disk(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"before")
     cluster.converge()
@@ -293,7 +295,7 @@ def test_a_join_needs_a_majority_without_the_disk_that_joins(clock: Clock) -> No
 
 
 @pytest.mark.parametrize("keep", AFTER)
-def test_a_joined_disk_still_counts_when_all_lost_power_and_one_stays_dead(
+def test_joined_disk_counts_after_all_nodes_lose_power_and_one_stays_down(
     clock: Clock, keep: Keep | None
 ) -> None:
     cluster = Lockstep(clock)
@@ -310,7 +312,7 @@ def test_a_joined_disk_still_counts_when_all_lost_power_and_one_stays_dead(
     assert cluster.lead().commands == [b"before", b"after", b"with two"]
 
 
-def test_the_former_disk_of_a_member_is_admitted_like_any_other(clock: Clock) -> None:
+def test_former_disk_of_member_is_admitted_again(clock: Clock) -> None:
     """It counts for nothing before; what it has is not lost on it."""
     cluster = Lockstep(clock)
     cluster.commit(b"one")
@@ -328,7 +330,7 @@ def test_the_former_disk_of_a_member_is_admitted_like_any_other(clock: Clock) ->
     assert back.commands == [b"one", b"two", b"three"]
 
 
-def test_disks_may_take_turns(clock: Clock) -> None:
+def test_alternating_disks_of_one_member_are_admitted_each_time(clock: Clock) -> None:
     """The same disk is admitted as often as it comes back, under one leader too."""
     cluster = Lockstep(clock)
     cluster.commit(b"one")
@@ -344,7 +346,7 @@ def test_disks_may_take_turns(clock: Clock) -> None:
     assert cluster.lead() is leader
 
 
-def test_peers_of_another_cluster_are_neither_heard_nor_told_anything(clock: Clock) -> None:
+def test_messages_of_another_cluster_are_ignored(clock: Clock) -> None:
     driven = member(clock)
     for peer in ("n2", "n3"):
         driven.wire.drop(peer)
@@ -362,7 +364,7 @@ def test_peers_of_another_cluster_are_neither_heard_nor_told_anything(clock: Clo
     assert (driven.raft.term, driven.raft.role) == (1, "follower")
 
 
-def test_a_leader_sends_a_stranger_nothing(clock: Clock) -> None:
+def test_leader_sends_no_entries_to_peer_of_another_cluster(clock: Clock) -> None:
     driven = member(clock, 5)
     driven.lead()
     driven.wire.drop("n5")
@@ -376,7 +378,7 @@ def test_a_leader_sends_a_stranger_nothing(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
-def test_a_node_leaves_its_epoch_for_a_later_one_only_with_a_majority(clock: Clock, epoch: int) -> None:
+def test_node_leaves_its_epoch_for_later_one_only_after_meeting_majority(clock: Clock, epoch: int) -> None:
     """Another epoch is refused; who meets a majority of a higher one leaves its own."""
     driven = member(clock)
     driven.wire.drop("n2")
@@ -393,7 +395,7 @@ def test_a_node_leaves_its_epoch_for_a_later_one_only_with_a_majority(clock: Clo
 
 @pytest.mark.parametrize("content", [b"", b"garbage", bytes(72)])
 @pytest.mark.parametrize("is_blank", [True, False])
-def test_a_malformed_first_snapshot_is_refused(clock: Clock, content: bytes, is_blank: bool) -> None:
+def test_malformed_first_snapshot_is_rejected(clock: Clock, content: bytes, is_blank: bool) -> None:
     driven = Driven(clock, config_of("n1", NAMES[:3]))
     if not is_blank:
         driven.adopt()
@@ -402,7 +404,7 @@ def test_a_malformed_first_snapshot_is_refused(clock: Clock, content: bytes, is_
     assert driven.status.cluster == ("" if is_blank else CLUSTER.hex())
 
 
-def test_a_first_snapshot_for_another_disk_is_refused(clock: Clock) -> None:
+def test_first_snapshot_without_own_disk_is_rejected(clock: Clock) -> None:
     driven = Driven(clock, config_of("n1", NAMES[:3]))
     driven.up("n2")
     others = {"n1": disk_id("n1", 5), "n2": disk_id("n2"), "n3": disk_id("n3")}
@@ -410,7 +412,7 @@ def test_a_first_snapshot_for_another_disk_is_refused(clock: Clock) -> None:
     assert driven.status.cluster == ""
 
 
-def test_a_member_does_not_change_clusters(clock: Clock) -> None:
+def test_member_does_not_change_clusters(clock: Clock) -> None:
     driven = member(clock)
     disks = {name: disk_id(name) for name in NAMES[:3]}
     driven.hear("n2", Admit(encode_state(initial_state(b"another cluster!", 1, disks))))
@@ -428,7 +430,7 @@ def diverged(clock: Clock) -> tuple[Driven, AppendEntries]:
     return driven, AppendEntries(3, LogIndex(2, 2), 2, 2, driven.node.state.chain ^ 1, ())
 
 
-def test_a_node_that_differs_from_its_leader_does_not_follow(clock: Clock) -> None:
+def test_node_with_state_diverged_from_leader_does_not_follow_it(clock: Clock) -> None:
     driven, append = diverged(clock)
     assert driven.hear("n3", append) == []
     assert driven.raft.term == 2
@@ -438,7 +440,7 @@ def test_a_node_that_differs_from_its_leader_does_not_follow(clock: Clock) -> No
     assert reply.granted, "if it is the leader that differs, another one must be possible"
 
 
-def test_a_node_that_differs_from_every_leader_stops(clock: Clock) -> None:
+def test_node_with_state_diverged_from_every_leader_raises_diverged(clock: Clock) -> None:
     driven, append = diverged(clock)
     with pytest.raises(Diverged, match="applied state differs"):
         for _ in range(1000):
@@ -446,7 +448,7 @@ def test_a_node_that_differs_from_every_leader_stops(clock: Clock) -> None:
             clock.advance(0.05)
 
 
-def test_a_node_that_agrees_with_the_next_leader_continues(clock: Clock) -> None:
+def test_node_with_state_equal_to_next_leader_continues(clock: Clock) -> None:
     driven, append = diverged(clock)
     for term in range(4, 12, 2):
         sent = driven.hear("n3", append._replace(term=term))

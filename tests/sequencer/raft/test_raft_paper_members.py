@@ -1,4 +1,4 @@
-"""Changes of the members on nodes that are driven message by message, and on clusters in one thread.
+"""Raft membership changes: lists in the log, learners, removal and joining, without threads.
 
 Sections are those of Ongaro's dissertation of 2014. Rule n is of docs/raft.md.
 """
@@ -122,7 +122,9 @@ def learner_claim(driven: Driven) -> DiskClaim:
 
 
 @pytest.mark.parametrize("keep", AFTER)
-def test_a_list_is_in_force_from_its_append_and_outlives_a_crash(clock: Clock, keep: Keep | None) -> None:
+def test_member_list_takes_effect_on_append_and_is_kept_after_restart(
+    clock: Clock, keep: Keep | None
+) -> None:
     driven = member(clock)
     assert in_force(driven) == THREE
     driven.append(2, INITIAL, [list_entry(WITH_LEARNER, 2)])
@@ -131,7 +133,7 @@ def test_a_list_is_in_force_from_its_append_and_outlives_a_crash(clock: Clock, k
 
 
 @pytest.mark.parametrize("keep", AFTER)
-def test_a_list_that_is_truncated_is_rolled_back(clock: Clock, keep: Keep | None) -> None:
+def test_truncated_member_list_is_rolled_back(clock: Clock, keep: Keep | None) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, [list_entry(WITH_LEARNER, 2), list_entry(FOUR, 3)])
     driven.append(3, LogIndex(2, 2), [entry(NO_OP, 3, 3)], peer="n3")
@@ -140,7 +142,7 @@ def test_a_list_that_is_truncated_is_rolled_back(clock: Clock, keep: Keep | None
     assert in_force(driven) == in_force(driven.reopened(keep)) == THREE
 
 
-def test_a_snapshot_has_the_list(clock: Clock) -> None:
+def test_snapshot_contains_member_list(clock: Clock) -> None:
     driven = member(clock)
     snapshot = Snapshot((list_entry(WITH_LEARNER, 2), entry(N4_JOINS, 3), list_entry(FOUR, 4)))
     driven.hear("n2", *snapshot.chunks(2))
@@ -149,7 +151,7 @@ def test_a_snapshot_has_the_list(clock: Clock) -> None:
     assert in_force(driven) == in_force(driven.reopened("none")) == FOUR
 
 
-def test_a_list_in_the_log_is_before_that_of_a_snapshot_which_does_not_cover_it(clock: Clock) -> None:
+def test_member_list_in_log_takes_precedence_over_older_snapshot(clock: Clock) -> None:
     driven = member(clock, snapshot_ms=1)
     driven.append(2, INITIAL, [list_entry(WITH_LEARNER, 2), entry(N4_JOINS, 3)], commit=3)
     clock.advance(1)
@@ -160,7 +162,7 @@ def test_a_list_in_the_log_is_before_that_of_a_snapshot_which_does_not_cover_it(
     assert in_force(driven.reopened("none")) == FOUR
 
 
-def test_the_committed_list_is_reported_at_the_start_and_at_each_change(clock: Clock) -> None:
+def test_committed_member_list_is_reported_at_start_and_on_each_change(clock: Clock) -> None:
     seen: list[Members] = []
     driven = member(clock)
     driven.node.membership._on_members = seen.append
@@ -179,12 +181,12 @@ def test_the_committed_list_is_reported_at_the_start_and_at_each_change(clock: C
 # --- What a leader refuses -------------------------------------------------------------------------------
 
 
-def test_only_a_leader_changes_the_members(clock: Clock) -> None:
+def test_follower_rejects_member_change(clock: Clock) -> None:
     driven = member(clock)
     assert refusal(driven, RemoveMember("n3")) == "this node does not lead"
 
 
-def test_a_leader_first_commits_an_entry_of_its_own_term(clock: Clock) -> None:
+def test_new_leader_rejects_member_change_until_it_commits_entry_of_its_term(clock: Clock) -> None:
     """The bug of 2015: two leaders whose lists differ by two members commit different entries."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
@@ -196,7 +198,7 @@ def test_a_leader_first_commits_an_entry_of_its_own_term(clock: Clock) -> None:
     assert not ask(driven, RemoveMember("n3")).done()
 
 
-def test_one_change_at_a_time(clock: Clock) -> None:
+def test_second_member_change_is_rejected_while_one_is_in_flight(clock: Clock) -> None:
     driven = leader(clock)
     first = ask(driven, RemoveMember("n3"))
     why = "another change of the members is in flight"
@@ -209,7 +211,7 @@ def test_one_change_at_a_time(clock: Clock) -> None:
     assert not ask(driven, AddLearner("n4", "n4:1")).done()
 
 
-def test_a_new_leader_first_commits_the_list_that_it_has(clock: Clock) -> None:
+def test_new_leader_rejects_member_change_until_inherited_list_is_committed(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, [list_entry(WITH_LEARNER, 2)])
     clear_leader(driven)
@@ -219,14 +221,14 @@ def test_a_new_leader_first_commits_the_list_that_it_has(clock: Clock) -> None:
     assert not ask(driven, RemoveMember("n3")).done()
 
 
-def test_a_leader_does_not_remove_itself(clock: Clock) -> None:
+def test_leader_rejects_its_own_removal(clock: Clock) -> None:
     driven = leader(clock)
     error = ask(driven, RemoveMember("n1")).exception(0)
     assert isinstance(error, MemberChangeNotReady)
     assert error.hint == "Transfer the leadership first, then ask the new leader."
 
 
-def test_a_removal_never_loses_the_majority(clock: Clock) -> None:
+def test_removal_is_rejected_if_too_few_remaining_voters_are_connected(clock: Clock) -> None:
     driven = leader(clock)
     driven.wire.drop("n3")
     driven.step()
@@ -235,7 +237,7 @@ def test_a_removal_never_loses_the_majority(clock: Clock) -> None:
     assert not ask(driven, RemoveMember("n3")).done()
 
 
-def test_a_disk_that_does_not_count_is_not_relied_on(clock: Clock) -> None:
+def test_removal_is_rejected_if_connected_voter_has_uncounted_disk(clock: Clock) -> None:
     driven = leader(clock)
     driven.wire.drop("n3")
     driven.step()
@@ -245,7 +247,7 @@ def test_a_disk_that_does_not_count_is_not_relied_on(clock: Clock) -> None:
     assert "too few voters" in refusal(driven, RemoveMember("n2"))
 
 
-def test_a_list_is_appended_only_after_its_majority_answered_the_request(clock: Clock) -> None:
+def test_member_list_is_appended_only_after_majority_answers_request(clock: Clock) -> None:
     """A disk that was lost a moment before does not answer: its connection may still look alive."""
     driven = leader(clock, 5)
     acknowledge_all(driven, "n2", "n3", "n4", "n5")
@@ -262,7 +264,7 @@ def test_a_list_is_appended_only_after_its_majority_answered_the_request(clock: 
     assert not done.done()
 
 
-def test_a_change_that_nobody_confirms_is_given_up(clock: Clock) -> None:
+def test_unconfirmed_member_change_fails_with_not_ready(clock: Clock) -> None:
     driven = leader(clock)
     done = ask(driven, RemoveMember("n3"))
     for _ in range(10):
@@ -272,7 +274,7 @@ def test_a_change_that_nobody_confirms_is_given_up(clock: Clock) -> None:
     assert in_force(driven) == THREE
 
 
-def test_a_change_fails_if_its_list_is_truncated(clock: Clock) -> None:
+def test_member_change_fails_with_not_ready_if_its_list_is_truncated(clock: Clock) -> None:
     driven = leader(clock)
     done, before = ask(driven, RemoveMember("n3")), driven.log.last
     acknowledge_all(driven, "n2")
@@ -283,7 +285,7 @@ def test_a_change_fails_if_its_list_is_truncated(clock: Clock) -> None:
     assert in_force(driven) == THREE
 
 
-def test_a_change_that_another_leader_commits_is_done(clock: Clock) -> None:
+def test_member_change_succeeds_if_another_leader_commits_it(clock: Clock) -> None:
     driven = leader(clock)
     done = ask(driven, RemoveMember("n3"))
     acknowledge_all(driven, "n2")
@@ -296,7 +298,7 @@ def test_a_change_that_another_leader_commits_is_done(clock: Clock) -> None:
 # --- Learners: section 4.2.1 -----------------------------------------------------------------------------
 
 
-def test_a_learner_receives_everything_and_counts_for_nothing(clock: Clock) -> None:
+def test_learner_receives_entries_but_does_not_count_for_commit(clock: Clock) -> None:
     driven = leader_with_learner(clock)
     driven.propose(b"x")
     driven.step()
@@ -310,7 +312,7 @@ def test_a_learner_receives_everything_and_counts_for_nothing(clock: Clock) -> N
     assert driven.status.committed == last
 
 
-def test_a_learners_answers_do_not_keep_a_leader(clock: Clock) -> None:
+def test_learner_replies_do_not_prevent_leader_from_stepping_down(clock: Clock) -> None:
     driven = leader_with_learner(clock)
     for _ in range(10):
         clock.advance(0.1)
@@ -318,7 +320,7 @@ def test_a_learners_answers_do_not_keep_a_leader(clock: Clock) -> None:
     assert driven.raft.role == "follower"
 
 
-def test_a_learner_is_not_asked_for_its_vote_and_does_not_count(clock: Clock) -> None:
+def test_learner_is_not_asked_for_vote_and_its_votes_do_not_count(clock: Clock) -> None:
     driven = leader_with_learner(clock)
     clock.advance(2.0)
     driven.step()
@@ -347,7 +349,7 @@ def learner(clock: Clock) -> Driven:
     return driven
 
 
-def test_a_learner_does_not_stand(clock: Clock) -> None:
+def test_learner_does_not_campaign(clock: Clock) -> None:
     driven = learner(clock)
     assert of_kind(driven.time_out(), RequestVote) == []
     driven.append(2, LogIndex(3, 2), commit=3, peer="n1")
@@ -355,7 +357,7 @@ def test_a_learner_does_not_stand(clock: Clock) -> None:
     assert driven.raft.role == "follower"
 
 
-def test_a_learner_votes_for_a_candidate_that_knows_its_promotion(clock: Clock) -> None:
+def test_learner_votes_for_candidate_with_longer_log(clock: Clock) -> None:
     """Section 4.2.1 has no rule against it: without that vote nobody might lead who could tell it."""
     driven = learner(clock)
     clear_leader(driven)
@@ -365,7 +367,7 @@ def test_a_learner_votes_for_a_candidate_that_knows_its_promotion(clock: Clock) 
     assert (driven.log.term, driven.log.voted_for) == (3, "n2")
 
 
-def test_a_promoted_learner_counts_from_the_append_of_the_list(clock: Clock) -> None:
+def test_promoted_learner_counts_from_append_of_member_list(clock: Clock) -> None:
     driven = leader_with_learner(clock)
     done = ask(driven, PromoteLearner("n4"))
     acknowledge_all(driven, "n2")
@@ -380,7 +382,7 @@ def test_a_promoted_learner_counts_from_the_append_of_the_list(clock: Clock) -> 
     done.result(0)
 
 
-def test_only_a_learner_that_has_almost_everything_is_promoted(clock: Clock) -> None:
+def test_promotion_is_rejected_if_learner_lags_or_is_disconnected(clock: Clock) -> None:
     driven = leader_with_learner(clock)
     why = "the learner does not match the leader's log closely"
     entries = PROMOTE_ENTRIES_MAX + 1
@@ -394,7 +396,7 @@ def test_only_a_learner_that_has_almost_everything_is_promoted(clock: Clock) -> 
     assert refusal(driven, PromoteLearner("n4")) == why
 
 
-def test_the_leadership_goes_to_no_learner(clock: Clock) -> None:
+def test_leadership_is_not_transferred_to_learner(clock: Clock) -> None:
     driven = leader_with_learner(clock)
     driven.node.transfers.start(10.0, Future())
     assert of_kind(driven.step() + driven.step(), TimeoutNow, "n4") == []
@@ -403,13 +405,13 @@ def test_the_leadership_goes_to_no_learner(clock: Clock) -> None:
 # --- Removed nodes: section 4.2.3 ------------------------------------------------------------------------
 
 
-def test_a_node_that_is_not_in_its_list_does_not_stand(clock: Clock) -> None:
+def test_node_absent_from_member_list_does_not_campaign(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, [list_entry(changed(THREE, RemoveMember("n1")), 2)])
     assert of_kind(driven.time_out(), RequestVote) == []
 
 
-def test_a_removed_node_gets_its_removal_and_ends(clock: Clock) -> None:
+def test_removed_node_learns_of_its_removal_and_stops(clock: Clock) -> None:
     cluster = cluster_of(clock, 3)
     cluster.remove("n3")
     cluster.run(lambda: "n3" in cluster.removed, seconds=1.0)
@@ -418,7 +420,7 @@ def test_a_removed_node_gets_its_removal_and_ends(clock: Clock) -> None:
     cluster.commit(b"without it")
 
 
-def test_a_node_that_was_away_is_told_that_it_was_removed_and_is_told_again(clock: Clock) -> None:
+def test_offline_removed_node_learns_of_removal_at_each_start(clock: Clock) -> None:
     cluster = cluster_of(clock, 3)
     disk = cluster.kill("n1")
     cluster.remove("n1")
@@ -432,7 +434,7 @@ def test_a_node_that_was_away_is_told_that_it_was_removed_and_is_told_again(cloc
         assert cluster.lead().raft.term == before, "it disrupts nobody"
 
 
-def test_a_node_whose_removal_is_not_committed_stays(clock: Clock) -> None:
+def test_node_with_uncommitted_removal_remains_member(clock: Clock) -> None:
     cluster = cluster_of(clock, 3)
     leader = cluster.lead()
     away, other = (name for name in cluster.names if name != leader.name)
@@ -460,7 +462,7 @@ def has_list(one: RaftEntry) -> bool:
     return decode_members(one.content) is not None
 
 
-def test_a_disk_that_is_added_again_joins_again_and_no_older_snapshot_undoes_it(clock: Clock) -> None:
+def test_readded_disk_joins_again_and_restart_from_older_snapshot_keeps_join(clock: Clock) -> None:
     cluster = cluster_of(clock, 3, snapshot_ms=1_000_000)
     cluster.commit(b"before", via="n3")
     cluster.remove("n3")
@@ -488,7 +490,7 @@ def is_joined(cluster: Lockstep, name: str) -> bool:
     return name in cluster.members and cluster.members[name].node.claim == disks.disk_of(name)
 
 
-def test_an_open_command_of_a_node_that_was_removed_meanwhile_is_applied_once(clock: Clock) -> None:
+def test_pending_command_of_removed_and_readded_node_is_applied_once(clock: Clock) -> None:
     """The cluster has forgotten what that run proposed: it forwards nothing until it has joined again."""
     cluster = cluster_of(clock, 3)
     leader = cluster.lead().name
@@ -506,7 +508,7 @@ def test_an_open_command_of_a_node_that_was_removed_meanwhile_is_applied_once(cl
     assert cluster.members[leader].commands.count(b"once") == 1
 
 
-def test_an_old_list_of_a_peer_removes_nobody(clock: Clock) -> None:
+def test_old_or_uncommitted_member_list_of_peer_does_not_remove_node(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, [list_entry(WITH_LEARNER, 2), list_entry(FOUR, 3)])
     without = MemberList(2, True, encode_members(changed(THREE, RemoveMember("n1"))))
@@ -519,7 +521,7 @@ def test_an_old_list_of_a_peer_removes_nobody(clock: Clock) -> None:
     assert "n1" in in_force(driven)
 
 
-def test_a_list_that_was_truncated_hides_no_removal(clock: Clock) -> None:
+def test_committed_removal_at_lower_index_than_uncommitted_list_takes_effect(clock: Clock) -> None:
     """A peer told a list that was never committed; the committed one has a lower index."""
     driven = member(clock)
     driven.hear("n2", MemberList(9, False, encode_members(FOUR)))
@@ -529,7 +531,7 @@ def test_a_list_that_was_truncated_hides_no_removal(clock: Clock) -> None:
         driven.step()
 
 
-def test_a_told_list_gives_names_and_no_votes(clock: Clock) -> None:
+def test_uncommitted_member_list_of_peer_supplies_names_but_no_votes(clock: Clock) -> None:
     driven = member(clock)
     driven.hear("n2", MemberList(5, False, encode_members(FOUR)))
     assert set(driven.wire.listed) == set(FOUR)
@@ -549,7 +551,7 @@ def cluster_of(clock: Clock, members: int, **settings: int) -> Lockstep:
     return cluster
 
 
-def test_a_cluster_grows_from_one_to_five_and_shrinks_to_three(clock: Clock) -> None:
+def test_cluster_grows_from_one_to_five_and_shrinks_to_three(clock: Clock) -> None:
     cluster = cluster_of(clock, 1)
     for name in ("n2", "n3", "n4", "n5"):
         cluster.spare(name)
@@ -569,7 +571,7 @@ def test_a_cluster_grows_from_one_to_five_and_shrinks_to_three(clock: Clock) -> 
     assert [one.votes for one in cluster.lead().status.members] == [True] * 3
 
 
-def test_a_new_node_needs_to_know_one_member_and_any_list_that_names_it(clock: Clock) -> None:
+def test_new_node_joins_knowing_one_member_and_restarts_with_other_configured_names(clock: Clock) -> None:
     cluster = cluster_of(clock, 3)
     cluster.spare("n4", "n2")
     cluster.idle(2.0)
@@ -581,14 +583,14 @@ def test_a_new_node_needs_to_know_one_member_and_any_list_that_names_it(clock: C
     cluster.commit(b"y", via="n4")
 
 
-def test_before_the_first_list_a_member_opens_with_no_other_names(clock: Clock) -> None:
+def test_member_rejects_other_configured_names_before_first_member_list(clock: Clock) -> None:
     cluster = cluster_of(clock, 3)
     disk = cluster.kill("n3").after_power_cut("all")
     with pytest.raises(ClusterMismatch):
         cluster.start("n3", disk, names=["n1", "n2", "n3", "n4"], bootstrap=False)
 
 
-def test_a_member_that_missed_all_changes_elects_with_members_that_it_does_not_know(clock: Clock) -> None:
+def test_member_absent_during_changes_elects_leader_unknown_to_it(clock: Clock) -> None:
     """n4 has entries that n2 misses, and n3 knows n4 only from n2: without that nobody could lead."""
     cluster = cluster_of(clock, 3)
     while cluster.lead().name != "n1":
@@ -609,7 +611,7 @@ def test_a_member_that_missed_all_changes_elects_with_members_that_it_does_not_k
 
 @pytest.mark.parametrize("name", ["n1", "n4"])
 @pytest.mark.parametrize("keep", ["none", "some"])
-def test_no_power_cut_during_changes_loses_anything(clock: Clock, name: str, keep: Keep) -> None:
+def test_member_changes_survive_power_cut_of_one_node(clock: Clock, name: str, keep: Keep) -> None:
     """n1 leads or follows; n4 is added, promoted and removed."""
     for change in range(1, 400, 7):
         cluster = cluster_of(clock, 3)
@@ -643,7 +645,7 @@ def done_in_spite_of_cuts(cluster: Lockstep, step: MemberChange | bytes, name: s
     return True
 
 
-def test_a_reset_keeps_the_list(clock: Clock) -> None:
+def test_reset_keeps_member_list(clock: Clock) -> None:
     cluster = cluster_of(clock, 3)
     cluster.spare("n4")
     cluster.add("n4", is_voter=False)
@@ -654,7 +656,7 @@ def test_a_reset_keeps_the_list(clock: Clock) -> None:
     cluster.change(PromoteLearner("n4"))
 
 
-def test_a_forced_epoch_keeps_the_list_and_needs_a_majority_of_its_voters(clock: Clock) -> None:
+def test_forced_epoch_keeps_member_list_and_needs_majority_of_voters(clock: Clock) -> None:
     cluster = cluster_of(clock, 3)
     cluster.spare("n4")
     cluster.add("n4", is_voter=False)

@@ -1,4 +1,4 @@
-"""The claims of the Raft paper on snapshots and commands, on a node that is driven message by message.
+"""Snapshots and client commands of Raft: install, transfer, compaction, proposals and their futures.
 
 Sections are those of Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", extended
 version of 2014; "dissertation" is Ongaro's of the same year. Rule n is of docs/raft.md.
@@ -43,7 +43,7 @@ from sequencer.raft.proposals import PACKS_MAX
 
 
 @pytest.mark.parametrize("keep", AFTER)
-def test_an_installed_snapshot_takes_the_place_of_the_log(clock: Clock, keep: Keep | None) -> None:
+def test_installed_snapshot_replaces_log(clock: Clock, keep: Keep | None) -> None:
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
     replies = driven.hear("n2", *snapshot.chunks(2))
@@ -57,7 +57,7 @@ def test_an_installed_snapshot_takes_the_place_of_the_log(clock: Clock, keep: Ke
     assert (driven.commands, driven.log.base, driven.terms()) == (snapshot.commands, snapshot.place, [2])
 
 
-def test_an_installed_snapshot_keeps_the_entries_after_it(clock: Clock) -> None:
+def test_installed_snapshot_keeps_matching_entries_after_it(clock: Clock) -> None:
     """Figure 13: if an entry has index and term of the snapshot's last, retain the entries following it."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2, 2]), commit=1)
@@ -69,7 +69,7 @@ def test_an_installed_snapshot_keeps_the_entries_after_it(clock: Clock) -> None:
     assert driven.commands == [b"2/2", b"3/2", b"4/2", b"5/2", b"6/2"]
 
 
-def test_an_installed_snapshot_discards_a_log_that_differs(clock: Clock) -> None:
+def test_installed_snapshot_discards_conflicting_log(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2, 2]), commit=1)
     snapshot = Snapshot(entries_of([3, 3, 3], tag=b"other"))
@@ -78,7 +78,7 @@ def test_an_installed_snapshot_discards_a_log_that_differs(clock: Clock) -> None
     assert (driven.log.base, driven.terms(), driven.commands) == (LogIndex(4, 3), [], snapshot.commands)
 
 
-def test_an_old_snapshot_never_rolls_back_what_is_committed(clock: Clock) -> None:
+def test_old_snapshot_does_not_roll_back_committed_entries(clock: Clock) -> None:
     """B7 of PySyncObj."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2, 2]), commit=6)
@@ -90,7 +90,7 @@ def test_an_old_snapshot_never_rolls_back_what_is_committed(clock: Clock) -> Non
     assert (driven.status.applied, len(driven.commands), driven.status.snapshot) == (6, 5, 1)
 
 
-def test_a_log_that_was_quicker_than_the_snapshot_is_not_rolled_back(clock: Clock) -> None:
+def test_snapshot_install_does_not_roll_back_log_applied_meanwhile(clock: Clock) -> None:
     driven = member(clock)
     driven.worker.is_held = True
     driven.hear("n2", *Snapshot(entries_of([2, 2, 2])).chunks(2))
@@ -103,7 +103,7 @@ def test_a_log_that_was_quicker_than_the_snapshot_is_not_rolled_back(clock: Cloc
     assert len(driven.reopened("none").terms()) == 6
 
 
-def test_pieces_that_come_twice_or_too_early_change_nothing(clock: Clock) -> None:
+def test_repeated_and_early_snapshot_chunks_are_ignored(clock: Clock) -> None:
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
     offsets = []
@@ -116,7 +116,7 @@ def test_pieces_that_come_twice_or_too_early_change_nothing(clock: Clock) -> Non
     assert driven.commands == snapshot.commands
 
 
-def test_a_snapshot_that_is_not_what_was_announced_is_not_taken(clock: Clock) -> None:
+def test_snapshot_with_wrong_content_is_not_installed(clock: Clock) -> None:
     """A7 of PySyncObj; the right one is taken when it comes."""
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
@@ -129,7 +129,7 @@ def test_a_snapshot_that_is_not_what_was_announced_is_not_taken(clock: Clock) ->
     assert driven.commands == snapshot.commands
 
 
-def test_a_transfer_that_a_restart_broke_off_starts_again(clock: Clock) -> None:
+def test_snapshot_transfer_starts_again_after_restart(clock: Clock) -> None:
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
     driven.hear("n2", snapshot.chunk(2, 0, 100))
@@ -142,7 +142,7 @@ def test_a_transfer_that_a_restart_broke_off_starts_again(clock: Clock) -> None:
     assert driven.commands == snapshot.commands
 
 
-def test_a_newer_snapshot_takes_over_from_one_that_is_half_here(clock: Clock) -> None:
+def test_newer_snapshot_replaces_partial_one(clock: Clock) -> None:
     """Another leader's too."""
     driven = member(clock)
     driven.hear("n2", Snapshot(entries_of([2, 2])).chunk(2, 0, 100))
@@ -152,7 +152,7 @@ def test_a_newer_snapshot_takes_over_from_one_that_is_half_here(clock: Clock) ->
     assert (driven.commands, driven.raft.leader) == (newer.commands, "n3")
 
 
-def test_the_next_leader_continues_with_the_same_snapshot(clock: Clock) -> None:
+def test_next_leader_continues_transfer_of_same_snapshot(clock: Clock) -> None:
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
     driven.hear("n2", snapshot.chunk(2, 0, 100))
@@ -164,7 +164,7 @@ def test_the_next_leader_continues_with_the_same_snapshot(clock: Clock) -> None:
     assert driven.commands == snapshot.commands
 
 
-def test_a_follower_acknowledges_while_it_installs(clock: Clock) -> None:
+def test_follower_replies_without_match_during_snapshot_install(clock: Clock) -> None:
     """So that its leader goes on leading; the answer promises nothing."""
     driven = member(clock)
     driven.worker.is_held = True
@@ -176,7 +176,7 @@ def test_a_follower_acknowledges_while_it_installs(clock: Clock) -> None:
     assert driven.status.applied == 1
 
 
-def test_a_transfer_that_is_not_needed_any_more_does_not_keep_a_node_from_snapshots(clock: Clock) -> None:
+def test_abandoned_snapshot_transfer_does_not_prevent_own_snapshots(clock: Clock) -> None:
     driven = member(clock, snapshot_ms=100)
     driven.hear("n2", Snapshot(entries_of([2, 2])).chunk(2, 0, 100))
     driven.append(3, INITIAL, entries_of([2, 2, 2]), commit=4, peer="n3")
@@ -203,13 +203,13 @@ MIB = 1 << 20
         (100 * MIB, 1, 16 * 4096 - 1, False),
     ],
 )
-def test_a_snapshot_is_worth_its_cost_when_the_log_has_grown_by_a_share_of_the_state(
+def test_snapshot_is_due_when_log_has_grown_by_share_of_state_size(
     state_bytes: int, log_bytes: int, entries: int, is_due: bool
 ) -> None:
     assert has_grown(state_bytes, log_bytes, entries, config_of("n1", ["n1"])) is is_due
 
 
-def test_a_large_state_is_written_again_when_the_log_has_grown_or_after_a_long_time(clock: Clock) -> None:
+def test_large_state_is_snapshotted_again_after_log_growth_or_long_time(clock: Clock) -> None:
     driven = member(clock, snapshot_ms=100)
 
     def take(index: int, size: int, wait_s: float = 0.2) -> int | None:
@@ -236,7 +236,7 @@ def test_a_large_state_is_written_again_when_the_log_has_grown_or_after_a_long_t
 
 
 @pytest.mark.parametrize("keep", ["all", "none", "some"])
-def test_an_install_that_the_power_cut_leaves_the_old_state_or_the_new(clock: Clock, keep: Keep) -> None:
+def test_snapshot_install_leaves_old_or_new_state_after_power_cut(clock: Clock, keep: Keep) -> None:
     snapshot = Snapshot(entries_of([3, 3, 3], tag=b"other"))
     seen = set()
     for change in range(1, 100):
@@ -264,7 +264,7 @@ def _install_of(driven: Driven, snapshot: Snapshot) -> None:
     driven.step()
 
 
-def test_a_damaged_snapshot_stops_the_node(clock: Clock) -> None:
+def test_corrupt_snapshot_raises_corrupt_at_start(clock: Clock) -> None:
     """Rule 3; A7 of PySyncObj, which went on with an empty state."""
     driven = member(clock)
     driven.hear("n2", *Snapshot(entries_of([2, 2, 2])).chunks(2))
@@ -287,7 +287,7 @@ def behind(cluster: Lockstep, commands: int = 30) -> str:
     return name
 
 
-def test_a_follower_with_a_large_lag_is_sent_the_snapshot_and_then_the_log(clock: Clock) -> None:
+def test_follower_with_large_lag_receives_snapshot_and_then_log(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     name = behind(cluster)
     assert cluster.lead().name != name
@@ -298,7 +298,7 @@ def test_a_follower_with_a_large_lag_is_sent_the_snapshot_and_then_the_log(clock
     cluster.converge()
 
 
-def test_a_spoiled_transfer_is_made_again(clock: Clock) -> None:
+def test_snapshot_transfer_is_repeated_after_corrupt_chunk(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     name = behind(cluster)
     spoiled: list[InstallSnapshot] = []
@@ -317,7 +317,7 @@ def test_a_spoiled_transfer_is_made_again(clock: Clock) -> None:
     assert cluster.members[name].log.base.index > 1
 
 
-def test_a_lost_piece_is_sent_again(clock: Clock) -> None:
+def test_lost_snapshot_chunks_and_replies_are_sent_again(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     behind(cluster)
     lost: list[Message] = []
@@ -333,7 +333,7 @@ def test_a_lost_piece_is_sent_again(clock: Clock) -> None:
     assert len(lost) == 4
 
 
-def test_a_leader_continues_while_its_only_follower_installs(clock: Clock) -> None:
+def test_leader_remains_leader_while_its_only_follower_installs_snapshot(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     name = behind(cluster)
     leader = cluster.lead()
@@ -349,7 +349,7 @@ def test_a_leader_continues_while_its_only_follower_installs(clock: Clock) -> No
     cluster.converge()
 
 
-def test_compaction_keeps_a_tail_for_slow_followers(clock: Clock) -> None:
+def test_compaction_keeps_log_tail_for_slow_followers(clock: Clock) -> None:
     """docs/raft.md, rule 3."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=20)
     leader = cluster.lead()
@@ -371,7 +371,7 @@ def test_compaction_keeps_a_tail_for_slow_followers(clock: Clock) -> None:
 # --- Commands: section 8, rule 4 -------------------------------------------------------------------------
 
 
-def test_commands_are_packed(clock: Clock) -> None:
+def test_commands_are_packed_into_entries_up_to_size_limit(clock: Clock) -> None:
     """A thousand small ones are few entries; large ones do not wait for each other."""
     driven = member(clock)
     driven.lead()
@@ -384,7 +384,7 @@ def test_commands_are_packed(clock: Clock) -> None:
     assert sizes == [2, 2, 1, 1]
 
 
-def test_too_much_in_flight_is_refused_and_nothing_of_it_taken(clock: Clock) -> None:
+def test_command_beyond_in_flight_limit_raises_overloaded_and_is_not_applied(clock: Clock) -> None:
     driven = member(clock, commands_max=3)
     driven.lead()
     driven.propose(b"a", b"b", b"c")
@@ -396,14 +396,14 @@ def test_too_much_in_flight_is_refused_and_nothing_of_it_taken(clock: Clock) -> 
     driven.propose(b"d")
 
 
-def test_a_command_too_large_is_refused(clock: Clock) -> None:
+def test_command_above_maximum_size_raises_message_too_large(clock: Clock) -> None:
     driven = member(clock)
     with pytest.raises(rt.MessageTooLarge):
         driven.propose(bytes(COMMAND_BYTES_MAX + 1))
     driven.propose(bytes(COMMAND_BYTES_MAX))
 
 
-def test_commands_of_one_node_are_applied_in_order_through_deaths_of_leaders(clock: Clock) -> None:
+def test_commands_of_one_node_are_applied_once_in_order_across_leader_restarts(clock: Clock) -> None:
     """Each once; and each future names its place."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
@@ -423,7 +423,7 @@ def test_commands_of_one_node_are_applied_in_order_through_deaths_of_leaders(clo
     assert [future.result(0) for future in futures] == list(range(1, 61))
 
 
-def test_a_command_asked_for_again_is_applied_once(clock: Clock) -> None:
+def test_retried_command_is_applied_once(clock: Clock) -> None:
     """Section 8: the leader may die after it committed and before it answered."""
     cluster = Lockstep(clock, retry_ms=50)
     leader = cluster.lead()
@@ -441,7 +441,7 @@ def test_a_command_asked_for_again_is_applied_once(clock: Clock) -> None:
     assert (future.result(0), leader.commands) == (1, [b"once"])
 
 
-def test_an_overtaken_command_comes_before_the_one_that_overtook_it(clock: Clock) -> None:
+def test_lost_command_is_applied_before_later_ones(clock: Clock) -> None:
     cluster = Lockstep(clock, retry_ms=1_000_000)  # It is not the time that brings it back.
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
@@ -464,7 +464,7 @@ def test_an_overtaken_command_comes_before_the_one_that_overtook_it(clock: Clock
     assert leader.commands == [b"first", b"second", b"third"]
 
 
-def test_futures_are_settled_by_a_snapshot_that_covers_their_commands(clock: Clock) -> None:
+def test_futures_complete_when_snapshot_covers_their_commands(clock: Clock) -> None:
     """B14 of PySyncObj: their callbacks never came."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     leader = cluster.lead()
@@ -482,7 +482,7 @@ def test_futures_are_settled_by_a_snapshot_that_covers_their_commands(clock: Clo
     assert leader.commands[:2] == [b"mine", b"mine too"]
 
 
-def test_a_future_that_was_given_up_does_not_stop_the_node(clock: Clock) -> None:
+def test_cancelled_future_does_not_stop_node(clock: Clock) -> None:
     driven = member(clock)
     driven.lead()
     [future] = driven.propose(b"x")
@@ -492,7 +492,7 @@ def test_a_future_that_was_given_up_does_not_stop_the_node(clock: Clock) -> None
     assert driven.commands == [b"x"]
 
 
-def test_futures_fail_when_the_node_stops(clock: Clock) -> None:
+def test_futures_fail_with_closed_when_proposals_close(clock: Clock) -> None:
     """B14 of PySyncObj; nobody knows then what becomes of the commands."""
     driven = member(clock)
     driven.lead()
@@ -506,7 +506,7 @@ def test_futures_fail_when_the_node_stops(clock: Clock) -> None:
         driven.propose(b"late")
 
 
-def test_what_a_peer_wants_appended_must_mean_something(clock: Clock) -> None:
+def test_malformed_forwarded_commands_are_not_appended(clock: Clock) -> None:
     """A malformed entry would stop every node; C1 of PySyncObj."""
     driven = member(clock)
     driven.lead()
@@ -517,7 +517,7 @@ def test_what_a_peer_wants_appended_must_mean_something(clock: Clock) -> None:
     assert driven.log.last.index == last.index + 1
 
 
-def test_a_node_with_nothing_to_do_waits(clock: Clock) -> None:
+def test_idle_node_waits_even_with_commands_it_cannot_send(clock: Clock) -> None:
     """Also with commands that it cannot get rid of: no leader, or as much in flight as may be."""
     driven = member(clock)
     driven.append(2, INITIAL)

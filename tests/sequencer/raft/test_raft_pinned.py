@@ -1,4 +1,4 @@
-"""PySyncObj is what it was when its private members were replaced.
+"""The private PySyncObj members that rt overrides or uses are unchanged since they were reviewed.
 
 `hardened` and `stock` lean on the text of one version. Every member they override or use, and every one that
 then runs on the way of `_onTick` without having been replaced, is kept in pinned.txt with a hash of its
@@ -185,14 +185,14 @@ def differences(found: dict[str, str], read: dict[str, str]) -> dict[str, list[s
     return {why: names for why, names in told.items() if names}
 
 
-def test_every_member_that_we_lean_on_is_the_one_that_was_read(request: pytest.FixtureRequest) -> None:
+def test_pysyncobj_members_in_use_match_pinned_hashes(request: pytest.FixtureRequest) -> None:
     found = pins()
     if request.config.getoption("--rewrite"):
         PINNED.write_text(HEAD + "".join(f"{digest} {name}\n" for name, digest in found.items()))
     assert differences(found, kept()) == {}
 
 
-def test_a_member_that_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_added_and_unused_pysyncobj_members_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     source = inspect.getsource
     changed = STOCK.__dict__["_onTick"]
     monkeypatch.setattr(inspect, "getsource", lambda item: source(item) + "    #" * (item is changed))
@@ -205,7 +205,7 @@ def test_a_member_that_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     }
 
 
-def test_what_is_leaned_on_is_found() -> None:
+def test_pysyncobj_members_in_use_are_found() -> None:
     """The derivation itself: some members that it must not miss, and some that must not run."""
     runs = running()
     assert {"_onTick", "__init__", "_applyCommand", "_checkCommandsToApply", "addOnTickCallback"} <= runs
@@ -226,7 +226,7 @@ def test_what_is_leaned_on_is_found() -> None:
     )
 
 
-def test_only_two_modules_lean_on_pysyncobj() -> None:
+def test_pysyncobj_is_imported_only_by_core_and_adapter_modules() -> None:
     package = Path(sequencer.raft.__file__ or "").parent
     leaning = {
         path.stem
@@ -238,7 +238,7 @@ def test_only_two_modules_lean_on_pysyncobj() -> None:
     assert leaning == {"core", "pysyncobj_adapter"}
 
 
-def test_overrides_override() -> None:
+def test_private_methods_override_pysyncobj_methods_with_same_parameters() -> None:
     """A private method of ours that the stock class has not would never be called."""
     private = {
         name for name in OURS.__dict__ if name.startswith("_SyncObj__") and callable(OURS.__dict__[name])
@@ -250,14 +250,14 @@ def test_overrides_override() -> None:
         assert list(ours) == list(theirs), name
 
 
-def test_private_attributes_are_the_stock_ones() -> None:
+def test_private_attributes_exist_in_pysyncobj() -> None:
     """One that the stock constructor does not make would be a second truth."""
     private = {name for name in of_self(parsed(OURS)) if name.startswith("_SyncObj__")}
     made = set(assigned(parsed(STOCK.__init__)))
     assert private - set(STOCK.__dict__) <= made
 
 
-def test_attributes_of_ours_do_not_collide_with_stock_ones() -> None:
+def test_own_attributes_do_not_collide_with_pysyncobj_attributes() -> None:
     made = {
         name
         for member in STOCK.__dict__.values()
@@ -275,7 +275,7 @@ def test_attributes_of_ours_do_not_collide_with_stock_ones() -> None:
     assert public & (made | set(STOCK.__dict__)) - ignored == {"_checkCommandsToApply"}
 
 
-def test_the_stand_in_journal_has_what_stock_code_asks_of_it() -> None:
+def test_replacement_journal_has_all_members_used_by_pysyncobj() -> None:
     asked = {
         node.attr
         for name in running() - {"__init__"}
@@ -316,7 +316,7 @@ def forbid_stock(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(STOCK, name, forbidden(name))
 
 
-def test_no_stock_code_that_pickles_forks_or_was_not_read_ever_runs(
+def test_pickling_forking_or_unreviewed_pysyncobj_code_never_runs(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elections, commands, snapshots, an install, a join, restarts: with all of it forbidden."""
@@ -343,14 +343,14 @@ def test_no_stock_code_that_pickles_forks_or_was_not_read_ever_runs(
     assert len(cluster.members[name].commands) == 6
 
 
-def test_the_stock_snapshot_path_is_closed() -> None:
+def test_pysyncobj_snapshot_loading_raises_assertion_error() -> None:
     """Whatever should come to call it."""
     method = OURS.__dict__["_SyncObj__loadDumpFile"]
     with pytest.raises(AssertionError, match="not PySyncObj's"):
         method(None, clearJournal=True)
 
 
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_pysyncobj_version_raises_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pysyncobj.version.VERSION", "0.3.18")
     with pytest.raises(ImportError, match=r"needs PySyncObj 0\.3\.17, not 0\.3\.18"):
         _import_again("sequencer.raft.core.pysyncobj_adapter")

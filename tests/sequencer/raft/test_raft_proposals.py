@@ -1,4 +1,4 @@
-"""Commands and callbacks: what is proposed once, again, or never."""
+"""Raft proposals: command types, retries, commit on a single node, and exiting callbacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sequencer.raft.storage.worker import Worker
 @pytest.mark.parametrize(
     "command", ["text", bytearray(b"may change"), memoryview(array("i", [1, 2, 3])), None, 7]
 )
-def test_a_command_is_bytes_and_nothing_like_it(clock: Clock, command: Any) -> None:
+def test_command_of_type_other_than_bytes_raises_type_error(clock: Clock, command: Any) -> None:
     """V5: text ended the node; an array whose items are not bytes was committed, and ended all of them."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
@@ -58,7 +58,7 @@ def _sequence(content: bytes) -> int:
     return pack.sequence
 
 
-def test_packs_that_get_on_are_not_proposed_again(clock: Clock) -> None:
+def test_progressing_packs_are_not_proposed_again(clock: Clock) -> None:
     """V4: once a second everything in flight was, although each pack was done in a fifth of that."""
     made, state = proposals()
     route, sent, under_way, index = Route("n2", 1, 1), [], deque[tuple[float, bytes]](), 1
@@ -80,7 +80,7 @@ def test_packs_that_get_on_are_not_proposed_again(clock: Clock) -> None:
     assert sent == sorted(set(sent))
 
 
-def test_a_cluster_that_stalls_is_not_sent_everything_again_and_again(clock: Clock) -> None:
+def test_stalled_cluster_is_sent_only_first_pack_again_with_growing_delay(clock: Clock) -> None:
     """V4: a cluster slower than the retry appended all of it every second, and so grew ever slower."""
     made, _ = proposals()
     for _ in range(PACKS_MAX):
@@ -93,7 +93,7 @@ def test_a_cluster_that_stalls_is_not_sent_everything_again_and_again(clock: Clo
     assert len(made.next_entries(Route("n2", 1, 2), clock.now)) == PACKS_MAX
 
 
-def test_a_node_alone_commits_as_soon_as_it_has_synced(clock: Clock) -> None:
+def test_single_node_commits_as_soon_as_it_has_synced(clock: Clock) -> None:
     """R1: a commit was seen at the next heartbeat only, as no answer came that would have ended the wait."""
     cluster = Lockstep(clock, ["n1"])
     cluster.commit(b"first")
@@ -112,7 +112,7 @@ def test_a_node_alone_commits_as_soon_as_it_has_synced(clock: Clock) -> None:
 # Callbacks
 
 
-def test_a_callback_that_would_exit_holds_up_nobody(clock: Clock) -> None:
+def test_exiting_future_callback_does_not_block_other_futures(clock: Clock) -> None:
     """V16: the other commands of its pack were never settled, not at the end either."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
@@ -125,7 +125,7 @@ def test_a_callback_that_would_exit_holds_up_nobody(clock: Clock) -> None:
     assert all(isinstance(future.exception(0), Closed) for future in late)
 
 
-def test_work_aside_that_would_exit_has_an_outcome() -> None:
+def test_exiting_worker_job_reports_system_exit_and_later_jobs_run() -> None:
     """V16: the helper was gone without a word, and with it every later snapshot and install."""
     woken = threading.Semaphore(0)
     worker = Worker("aside", woken.release)

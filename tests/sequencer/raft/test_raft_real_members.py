@@ -1,4 +1,4 @@
-"""Changes of the members on real nodes: threads, TLS on the loopback, and disks."""
+"""Membership changes on real Raft nodes with threads, TLS on the loopback and disks."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def cluster(tmp_path: Path) -> Iterator[RealCluster]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pushes")
-def test_a_cluster_grows_to_five_and_shrinks_to_three_under_load(cluster: RealCluster) -> None:
+def test_cluster_grows_to_five_and_shrinks_to_three_under_load(cluster: RealCluster) -> None:
     """And a removed node that comes back says that it is removed, until it is added again."""
     first = cluster.start("n1", bootstrap=True)
     with cluster.proposing():
@@ -197,7 +197,7 @@ def test_a_cluster_grows_to_five_and_shrinks_to_three_under_load(cluster: RealCl
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pushes")
 @pytest.mark.parametrize("name", ["n1", "n3"])
-def test_a_node_that_was_away_is_told_that_it_was_removed(cluster: RealCluster, name: str) -> None:
+def test_offline_removed_node_learns_of_removal_at_each_start(cluster: RealCluster, name: str) -> None:
     """Before and after the others dial it: n1 dials nobody as long as it hears a leader."""
     for one in NAMES[:3]:
         cluster.start(one, *({*NAMES[:3]} - {one}), bootstrap=True)
@@ -218,7 +218,7 @@ def test_a_node_that_was_away_is_told_that_it_was_removed(cluster: RealCluster, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pushes")
-def test_a_new_node_has_to_know_one_member_that_need_not_lead(cluster: RealCluster) -> None:
+def test_new_node_joins_knowing_only_one_follower(cluster: RealCluster) -> None:
     """Its first snapshot is older than the first list, and has no addresses."""
     three(cluster)
     follower = next(name for name in cluster.nodes if not cluster.nodes[name].raft.is_leader)
@@ -231,7 +231,7 @@ def test_a_new_node_has_to_know_one_member_that_need_not_lead(cluster: RealClust
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pushes")
 @pytest.mark.parametrize("name", ["n1", "n3"])
-def test_a_node_that_was_away_while_all_others_were_replaced_needs_one_configured_member(
+def test_returning_node_finds_replaced_members_with_one_configured_member(
     cluster: RealCluster, name: str
 ) -> None:
     three(cluster)

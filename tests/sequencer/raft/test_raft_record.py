@@ -1,4 +1,4 @@
-"""The bytes of the Raft log, and what is decided about them after a crash."""
+"""Encoding of Raft log segments, groups and synced ends, and their replay after a crash."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ def replay(*segments: bytes, synced: SyncedEnd | None = None) -> Replay:
 
 
 @given(st.lists(records))
-def test_records_are_read_as_they_were_written(written: list[LogRecord]) -> None:
+def test_records_round_trip(written: list[LogRecord]) -> None:
     data = bytes_of(written)
     assert len(data) % 8 == 0
     assert list(decode_records(memoryview(data))) == written
 
 
 @pytest.mark.parametrize("data", [bytes(8), bytes(24), bytes_of([entry(1)])[:-8]])
-def test_records_that_are_cut_short_or_of_no_kind_are_refused(data: bytes) -> None:
+def test_records_truncated_or_of_unknown_kind_raise_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="record"):
         list(decode_records(memoryview(data)))
 
 
 @given(st.integers(1, 2**63), st.binary(min_size=16, max_size=16), places, u64, names, u64)
-def test_a_segment_header_is_read_as_it_was_written(
+def test_segment_header_round_trips(
     number: int, log: bytes, base: LogIndex, term: int, vote: str | None, group: int
 ) -> None:
     header = RaftSegmentHeader(number, log, base, term, vote and vote[:255], group)
@@ -102,7 +102,7 @@ def test_a_segment_header_is_read_as_it_was_written(
     assert decode_segment_header(data, path="log.1", number=number) == header
 
 
-def test_a_segment_under_the_name_of_another_one_is_corruption() -> None:
+def test_segment_under_another_file_name_raises_corrupt() -> None:
     with pytest.raises(Corrupt, match="segment 1, expected 2"):
         decode_segment_header(encode_segment_header(HEADER), path="log.2", number=2)
 
@@ -118,11 +118,11 @@ def test_a_segment_under_the_name_of_another_one_is_corruption() -> None:
         (".log.1.new", None),
     ],
 )
-def test_segments_are_named_in_decimal(name: str, number: int | None) -> None:
+def test_segment_name_parses_as_decimal_number_or_none(name: str, number: int | None) -> None:
     assert parse_segment_name(name) == number
 
 
-def test_a_group_verifies_only_in_its_place() -> None:
+def test_group_verifies_only_at_its_offset_in_its_segment_and_log() -> None:
     payload = bytes_of([entry(1)])
     header = encode_group_header(HEADER.seed, 7, 400, payload)
     data = bytes(400) + header + payload
@@ -142,12 +142,12 @@ ends = st.builds(SyncedEnd, u64, u64, u64, u64, st.binary(min_size=16, max_size=
 
 
 @given(ends)
-def test_a_synced_end_is_read_as_it_was_written(end: SyncedEnd) -> None:
+def test_synced_end_round_trips(end: SyncedEnd) -> None:
     assert len(encode_synced_end(end)) == SYNCED_END_BYTES
     assert newest_synced_end(encode_synced_end(end)) == end
 
 
-def test_of_two_synced_ends_the_newer_one_that_verifies_counts() -> None:
+def test_newest_valid_synced_end_is_used() -> None:
     older, newer = (SyncedEnd(sequence, 1, 400 + sequence, sequence, LOG) for sequence in (8, 9))
     assert (older.file_offset, newer.file_offset) == (0, 64)
     data = encode_synced_end(older) + encode_synced_end(newer)
@@ -162,7 +162,7 @@ def with_version(data: bytes, version: int = 2) -> bytes:
     return data[:8] + version.to_bytes(2, "little") + data[10:]
 
 
-def test_what_a_newer_rt_wrote_is_named_not_taken_for_corruption() -> None:
+def test_segment_group_or_synced_end_of_newer_rt_raises_unknown_version() -> None:
     with pytest.raises(UnknownVersion, match="unknown version of a Raft log segment"):
         replay(sealed(with_version(encode_segment_header(HEADER))))
     with pytest.raises(UnknownVersion, match="synced end"):
@@ -178,7 +178,7 @@ def test_what_a_newer_rt_wrote_is_named_not_taken_for_corruption() -> None:
 # --- Golden bytes ----------------------------------------------------------------------------------------
 
 
-def test_golden_segment(golden: Callable[..., bytes]) -> None:
+def test_segment_matches_golden_bytes(golden: Callable[..., bytes]) -> None:
     header = RaftSegmentHeader(3, LOG, LogIndex(41, 6), 7, "north", 12)
     groups = [
         [LogRecord(RecordKind.TERM, LogIndex(0, 8), b"south"), entry(42, 8, b"forty-two"), entry(43, 8, b"")],
@@ -208,7 +208,7 @@ def test_golden_segment(golden: Callable[..., bytes]) -> None:
     assert (result.end, result.torn_bytes) == (len(found) - 24, 0)
 
 
-def test_golden_synced_end(golden: Callable[..., bytes]) -> None:
+def test_synced_end_matches_golden_bytes(golden: Callable[..., bytes]) -> None:
     ends = [SyncedEnd(4, 2, 8_000_384, 11, LOG), SyncedEnd(5, 3, 520, 12, LOG)]
     data = b"".join(map(encode_synced_end, ends))
     dump = Dump(data)
@@ -225,11 +225,11 @@ def test_golden_synced_end(golden: Callable[..., bytes]) -> None:
     ("numbers", "run"),
     [([1], [1]), ([1, 2, 3], [1, 2, 3]), ([1, 3, 4], [3, 4]), ([9, 2, 3, 7, 8], [7, 8, 9]), ([1, 2, 9], [9])],
 )
-def test_the_run_of_segments_that_ends_at_the_newest_counts(numbers: list[int], run: list[int]) -> None:
+def test_newest_run_is_the_contiguous_segments_up_to_the_newest(numbers: list[int], run: list[int]) -> None:
     assert list(newest_run(numbers)) == run
 
 
-def test_a_torn_group_loses_only_itself() -> None:
+def test_torn_last_group_keeps_all_groups_before_it() -> None:
     data = segment_of([entry(1)], [entry(2)])
     end = len(segment_of([entry(1)]))
     for size in range(end + 1, len(data)):
@@ -239,7 +239,7 @@ def test_a_torn_group_loses_only_itself() -> None:
 
 
 @pytest.mark.parametrize("zeros", [0, 8, 512, 3000])
-def test_any_pages_of_the_last_group_may_be_missing(zeros: int) -> None:
+def test_last_group_is_discarded_if_any_of_its_pages_is_missing(zeros: int) -> None:
     before = segment_of([entry(1)])
     data = segment_of([entry(1)], [entry(2, content=GROUP_MAGIC * 250)])
     places = [*range(512, len(data), 512)]
@@ -259,7 +259,7 @@ ZEROS = [0, 1, 8, 1000, 1 << 16, (1 << 17) + 24]
 
 @pytest.mark.parametrize("zeros", ZEROS)
 @pytest.mark.parametrize("contents", [[], [b""], [b"entry"], [b"entry", bytes(300)]])
-def test_zeros_up_to_the_end_of_the_file_are_a_clean_end(contents: list[bytes], zeros: int) -> None:
+def test_zeros_up_to_end_of_file_are_a_clean_end(contents: list[bytes], zeros: int) -> None:
     """Of the newest segment and of one before it, whether or not the last group itself ends with zeros."""
     groups = [[entry(index, content=content)] for index, content in enumerate(contents, 1)]
     data = segment_of(*groups)
@@ -271,16 +271,14 @@ def test_zeros_up_to_the_end_of_the_file_are_a_clean_end(contents: list[bytes], 
 
 
 @given(st.binary(max_size=20), st.sampled_from(ZEROS), st.binary(max_size=20), st.sampled_from(ZEROS))
-def test_what_is_torn_goes_up_to_the_last_byte_that_is_not_zero(
-    first: bytes, zeros: int, second: bytes, behind: int
-) -> None:
+def test_torn_bytes_extend_to_last_nonzero_byte(first: bytes, zeros: int, second: bytes, behind: int) -> None:
     before = segment_of([entry(1)])
     rest = first + bytes(zeros) + second + bytes(behind)
     result = replay(before + rest)
     assert (result.end, result.torn_bytes) == (len(before), len(rest.rstrip(b"\0")))
 
 
-def test_zeros_where_a_synced_group_stood_are_corruption() -> None:
+def test_zeros_in_place_of_synced_group_raise_corrupt() -> None:
     one, two = segment_of([entry(1)]), segment_of([entry(1)], [entry(2)])
     gone = one + bytes(len(two) - len(one) + 1000)
     with pytest.raises(Corrupt, match="got groups up to 1, expected groups up to 2"):
@@ -293,7 +291,7 @@ def test_zeros_where_a_synced_group_stood_are_corruption() -> None:
         replay(one + bytes(len(two) - len(one)) + three[len(two) :] + bytes(1000))
 
 
-def test_anything_among_the_zeros_is_a_bad_group() -> None:
+def test_nonzero_byte_in_trailing_zeros_counts_as_bad_group() -> None:
     data = segment_of([entry(1)])
     second = encode_segment_header(RaftSegmentHeader(2, LOG, LogIndex(1, 1), 0, None, 2))
     synced = SyncedEnd(1, 1, len(data), 1, LOG)
@@ -306,7 +304,7 @@ def test_anything_among_the_zeros_is_a_bad_group() -> None:
             replay(bytes(rotten), second)
 
 
-def test_a_bad_group_with_a_later_one_after_it_is_corruption() -> None:
+def test_bad_group_before_later_group_raises_corrupt() -> None:
     whole = segment_of([entry(1)], [entry(2, content=bytes(50))], [entry(3)])
     start, behind = (
         len(segment_of([entry(1)])),
@@ -320,7 +318,7 @@ def test_a_bad_group_with_a_later_one_after_it_is_corruption() -> None:
         assert (caught.value.path, caught.value.offset) == ("log.1", start)
 
 
-def test_a_bad_later_group_still_proves_if_its_header_verifies() -> None:
+def test_bad_group_before_corrupt_group_with_valid_header_raises_corrupt() -> None:
     bad = bytearray(segment_of([entry(1)], [entry(2)]))
     bad[SEGMENT_HEADER_BYTES] ^= 1
     bad[-1] ^= 1
@@ -328,14 +326,14 @@ def test_a_bad_later_group_still_proves_if_its_header_verifies() -> None:
         replay(bytes(bad))
 
 
-def test_a_copy_of_a_group_elsewhere_proves_nothing() -> None:
+def test_copy_of_group_inside_torn_group_does_not_count_as_later_group() -> None:
     inner = segment_of([entry(1)])[SEGMENT_HEADER_BYTES:]
     torn = bytearray(segment_of([entry(1, content=inner + bytes(8) + inner)]))
     torn[-1] ^= 1
     assert replay(bytes(torn)).torn_bytes == len(torn) - SEGMENT_HEADER_BYTES
 
 
-def test_a_later_segment_proves_that_all_of_the_earlier_one_was_synced() -> None:
+def test_torn_or_missing_group_before_later_segment_raises_corrupt() -> None:
     first = segment_of([entry(1)])
     second = encode_segment_header(RaftSegmentHeader(2, LOG, LogIndex(1, 1), 0, None, 2))
     assert replay(first, second).bases == [(0, 0), (1, 1)]
@@ -356,13 +354,13 @@ def test_a_later_segment_proves_that_all_of_the_earlier_one_was_synced() -> None
         {"group": 3},
     ],
 )
-def test_a_segment_must_continue_where_the_one_before_it_ends(change: dict[str, object]) -> None:
+def test_segment_not_continuing_previous_one_raises_corrupt(change: dict[str, object]) -> None:
     header = replace(RaftSegmentHeader(2, LOG, LogIndex(1, 1), 0, None, 2), **change)
     with pytest.raises(Corrupt, match="does not continue"):
         replay(segment_of([entry(1)]), encode_segment_header(header))
 
 
-def test_what_is_recorded_as_synced_is_never_cut() -> None:
+def test_log_shorter_than_its_synced_end_raises_corrupt() -> None:
     data = segment_of([entry(1)], [entry(2)])
     first, second = (SyncedEnd(number, 1, end, number, LOG) for number, end in ((1, 456), (2, len(data))))
     for size in range(len(segment_of([entry(1)])), len(data)):
@@ -375,7 +373,7 @@ def test_what_is_recorded_as_synced_is_never_cut() -> None:
         replay(data, synced=first._replace(log=bytes(16)))
 
 
-def test_a_group_out_of_turn_is_corruption() -> None:
+def test_group_with_wrong_number_raises_corrupt() -> None:
     with pytest.raises(Corrupt, match="got 3, expected 2"):
         replay(grown(segment_of([entry(1)]), HEADER, 3, entry(2)))
 
@@ -393,13 +391,13 @@ def test_a_group_out_of_turn_is_corruption() -> None:
         LogRecord(RecordKind.TERM, LogIndex(0, 5), b""),
     ],
 )
-def test_whole_groups_that_contradict_what_came_before_are_corruption(record: LogRecord) -> None:
+def test_valid_group_with_record_contradicting_earlier_ones_raises_corrupt(record: LogRecord) -> None:
     start = [LogRecord(RecordKind.TERM, LogIndex(0, 5), b"a"), entry(1)]
     with pytest.raises(Corrupt, match="invalid record in a group"):
         replay(segment_of(start, [record]))
 
 
-def test_a_cut_below_the_first_segment_kept_takes_the_base_down() -> None:
+def test_truncate_record_below_first_segment_lowers_log_base() -> None:
     header = RaftSegmentHeader(1, LOG, LogIndex(10, 2), 3, None, 5)
     result = replay(
         segment_of([LogRecord(RecordKind.TRUNCATE, LogIndex(7, 1), b""), entry(8, 3)], header=header)

@@ -1,4 +1,4 @@
-"""Resets: one epoch ends everywhere with one state, the next begins with it, whatever is down or dies."""
+"""Resets and forced resets: all nodes enter the next epoch with one state, despite crashes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commands(member: Member) -> list[bytes]:
     return member.commands
 
 
-def test_a_reset_carries_the_whole_state_into_the_next_epoch(clock: Clock) -> None:
+def test_reset_carries_whole_state_into_next_epoch(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one", b"two")
     reset(cluster)
@@ -43,7 +43,7 @@ def test_a_reset_carries_the_whole_state_into_the_next_epoch(clock: Clock) -> No
         assert len(member.disk.paths()) == len(set(member.disk.paths()))
 
 
-def test_a_follower_may_ask_for_one(clock: Clock) -> None:
+def test_reset_via_follower_moves_all_nodes_to_next_epoch(clock: Clock) -> None:
     cluster = Lockstep(clock)
     leader = cluster.lead()
     cluster.commit(b"one")
@@ -53,7 +53,9 @@ def test_a_follower_may_ask_for_one(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("names", [("n1",), ("n1", "n2", "n3", "n4", "n5")])
-def test_clusters_of_any_size_are_reset(clock: Clock, names: tuple[str, ...]) -> None:
+def test_reset_moves_clusters_of_one_and_five_nodes_to_next_epoch(
+    clock: Clock, names: tuple[str, ...]
+) -> None:
     cluster = Lockstep(clock, names)
     cluster.commit(b"one")
     reset(cluster)
@@ -62,7 +64,7 @@ def test_clusters_of_any_size_are_reset(clock: Clock, names: tuple[str, ...]) ->
     cluster.converge()
 
 
-def test_two_resets_in_a_row(clock: Clock) -> None:
+def test_two_successive_resets_move_all_nodes_to_epoch_3(clock: Clock) -> None:
     cluster = Lockstep(clock)
     for epoch in (2, 3):
         cluster.commit(b"in %d" % epoch)
@@ -72,7 +74,7 @@ def test_two_resets_in_a_row(clock: Clock) -> None:
     cluster.converge()
 
 
-def test_nothing_after_a_reset_is_applied(clock: Clock) -> None:
+def test_commands_after_reset_are_not_applied(clock: Clock) -> None:
     cluster = Lockstep(clock)
     leader = cluster.lead()
     cluster.commit(b"one")
@@ -86,7 +88,7 @@ def test_nothing_after_a_reset_is_applied(clock: Clock) -> None:
     assert futures[0].done() or not is_applied
 
 
-def test_a_node_that_was_down_during_one_follows(clock: Clock) -> None:
+def test_node_down_during_reset_enters_next_epoch_with_same_disk(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     name = next(name for name in cluster.members if name != cluster.lead().name)
@@ -100,7 +102,7 @@ def test_a_node_that_was_down_during_one_follows(clock: Clock) -> None:
     assert cluster.members[name].node.claim.disk == disk
 
 
-def test_a_node_that_slept_through_two_follows(clock: Clock) -> None:
+def test_node_down_during_two_resets_enters_newest_epoch(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     name = next(name for name in cluster.members if name != cluster.lead().name)
@@ -140,7 +142,7 @@ def leave_alone(cluster: Lockstep) -> tuple[str, str, str]:
     return leader.name, has, lacks
 
 
-def test_those_who_did_not_hear_of_it_find_out_by_themselves(clock: Clock) -> None:
+def test_followers_finish_reset_while_old_leader_is_isolated(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader, has, lacks = leave_alone(cluster)
@@ -151,7 +153,7 @@ def test_those_who_did_not_hear_of_it_find_out_by_themselves(clock: Clock) -> No
     assert commands(cluster.members[leader]) == [b"one", b"reset", b"two"]
 
 
-def test_one_of_them_crashes_in_between(clock: Clock) -> None:
+def test_followers_finish_reset_after_power_cut_of_the_one_with_the_reset_entry(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     _, has, _ = leave_alone(cluster)
@@ -164,7 +166,7 @@ def test_one_of_them_crashes_in_between(clock: Clock) -> None:
     cluster.converge()
 
 
-def test_the_one_that_has_it_is_lost_and_the_other_follows_the_leader(clock: Clock) -> None:
+def test_follower_without_reset_entry_enters_epoch_of_leader_if_the_other_is_lost(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader, has, lacks = leave_alone(cluster)
@@ -180,7 +182,7 @@ def test_the_one_that_has_it_is_lost_and_the_other_follows_the_leader(clock: Clo
     assert commands(cluster.members[has]) == commands(cluster.members[leader]) == [b"one", b"reset", b"two"]
 
 
-def test_a_node_stays_in_its_epoch_while_that_has_a_leader(clock: Clock) -> None:
+def test_followers_of_old_epoch_converge_with_reconnected_leader_of_next_epoch(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader, has, lacks = leave_alone(cluster)
@@ -191,7 +193,7 @@ def test_a_node_stays_in_its_epoch_while_that_has_a_leader(clock: Clock) -> None
     assert {leader, has, lacks} == set(cluster.members)
 
 
-def test_a_state_of_many_pieces_is_fetched_from_one_who_does_not_lead(
+def test_state_of_many_chunks_is_fetched_from_node_without_leadership(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_transfer, "CHUNK_BYTES_MAX", 20)
@@ -210,7 +212,7 @@ def lone(disk: MemoryDisk) -> Member:
 
 
 @pytest.mark.slow
-def test_no_power_cut_on_the_way_into_an_epoch_loses_anything(clock: Clock) -> None:
+def test_power_cut_during_reset_loses_no_acknowledged_command(clock: Clock) -> None:
     """Cut at every change of a file: the node is in one of the two epochs, with all that was acknowledged."""
 
     def run_to(member: Member, command: bytes, log: Log) -> Member:
@@ -277,7 +279,7 @@ def test_no_power_cut_on_the_way_into_an_epoch_loses_anything(clock: Clock) -> N
     assert swept > 200
 
 
-def test_force_continues_with_what_one_node_has(clock: Clock) -> None:
+def test_forced_reset_continues_with_state_of_one_node(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one", b"two")
     name = cluster.lead().name
@@ -298,7 +300,7 @@ def test_force_continues_with_what_one_node_has(clock: Clock) -> None:
     assert commands(cluster.lead()) == [b"one", b"two", b"forced", b"three"]
 
 
-def test_force_applies_what_the_node_has_and_does_not_know_committed(clock: Clock) -> None:
+def test_forced_reset_applies_uncommitted_entries_of_its_node(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader = cluster.lead()
@@ -316,7 +318,7 @@ def test_force_applies_what_the_node_has_and_does_not_know_committed(clock: Cloc
     assert commands(cluster.members[leader.name]) == [b"one", b"two", b"forced"]
 
 
-def test_a_node_that_was_not_part_of_a_forced_epoch_says_so_and_ends(clock: Clock) -> None:
+def test_node_left_out_of_forced_epoch_raises_cluster_mismatch(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     name = cluster.lead().name
@@ -332,7 +334,7 @@ def test_a_node_that_was_not_part_of_a_forced_epoch_says_so_and_ends(clock: Cloc
         cluster.run(lambda: all_in(cluster, 1 << 16))
 
 
-def test_no_epoch_is_forced_while_members_that_can_elect_a_leader_are_here(clock: Clock) -> None:
+def test_forced_reset_is_refused_while_members_could_elect_leader(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader = cluster.lead().name

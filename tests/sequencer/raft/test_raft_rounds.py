@@ -1,4 +1,4 @@
-"""What a round of the loop costs: nothing is done, asked or said that has no cause."""
+"""Cost of a round of the Raft loop: no unneeded PySyncObj calls, messages or wake-ups."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def leader(clock: Clock) -> Driven:
 # --- What PySyncObj is asked -----------------------------------------------------------------------------
 
 
-def test_a_follower_asks_pysyncobj_when_its_election_is_due_and_not_before(
-    clock: Clock, asked: list[str]
-) -> None:
+def test_follower_calls_pysyncobj_only_when_election_is_due(clock: Clock, asked: list[str]) -> None:
     driven = Driven(clock, config_of("n1", NAMES))
     driven.adopt()
     driven.append(3, driven.log.last)
@@ -58,7 +56,7 @@ def test_a_follower_asks_pysyncobj_when_its_election_is_due_and_not_before(
     assert asked
 
 
-def test_a_leader_asks_pysyncobj_for_a_commit_and_not_for_a_second_acknowledgement(
+def test_leader_calls_pysyncobj_for_commit_but_not_for_second_acknowledgement(
     clock: Clock, asked: list[str]
 ) -> None:
     driven = leader(clock)
@@ -74,7 +72,7 @@ def test_a_leader_asks_pysyncobj_for_a_commit_and_not_for_a_second_acknowledgeme
     assert len(asked) == 1
 
 
-def test_a_leader_asks_pysyncobj_with_every_heartbeat_whether_it_is_heard(
+def test_leader_calls_pysyncobj_per_heartbeat_and_steps_down_without_replies(
     clock: Clock, asked: list[str]
 ) -> None:
     driven = leader(clock)
@@ -87,7 +85,7 @@ def test_a_leader_asks_pysyncobj_with_every_heartbeat_whether_it_is_heard(
     assert driven.raft.role == "follower"
 
 
-def test_what_pysyncobj_may_keep_waiting_is_bounded() -> None:
+def test_pysyncobj_command_queue_is_bounded() -> None:
     waiting = CommandQueue()
     for number in range(COMMANDS_MAX):
         waiting.put_nowait(number)
@@ -99,7 +97,7 @@ def test_what_pysyncobj_may_keep_waiting_is_bounded() -> None:
         waiting.get_nowait()
 
 
-def test_a_peer_equals_itself_alone() -> None:
+def test_peer_equals_only_itself() -> None:
     one, other = Peer("n1"), Peer("n1")
     assert {one, other, one} == {other, one}
     assert len({one, other}) == 2
@@ -110,7 +108,7 @@ def test_a_peer_equals_itself_alone() -> None:
 # --- What is sent ----------------------------------------------------------------------------------------
 
 
-def test_what_two_peers_get_is_one_message(clock: Clock) -> None:
+def test_two_peers_get_one_shared_append_message(clock: Clock) -> None:
     driven = leader(clock)
     driven.propose(b"one")
     appends = of_kind(driven.step(), AppendEntries)
@@ -118,7 +116,7 @@ def test_what_two_peers_get_is_one_message(clock: Clock) -> None:
     assert appends[0] is appends[1]
 
 
-def test_an_acknowledgement_with_nothing_more_to_send_makes_no_message(clock: Clock) -> None:
+def test_second_acknowledgement_without_more_entries_sends_no_message(clock: Clock) -> None:
     driven = leader(clock)
     driven.propose(b"one")
     driven.step()
@@ -127,7 +125,7 @@ def test_an_acknowledgement_with_nothing_more_to_send_makes_no_message(clock: Cl
     assert driven.acknowledge("n3", driven.log.last.index) == []
 
 
-def test_what_is_proposed_on_what_was_just_applied_leaves_with_the_news_of_that(clock: Clock) -> None:
+def test_proposal_made_on_apply_is_sent_in_same_message_as_commit_index(clock: Clock) -> None:
     calls: deque[Callable[[], None]] = deque()
     driven = leader(clock)
     driven.node._calls = calls
@@ -141,7 +139,7 @@ def test_what_is_proposed_on_what_was_just_applied_leaves_with_the_news_of_that(
 # --- What ends a wait ------------------------------------------------------------------------------------
 
 
-def test_a_loop_is_woken_once_and_only_while_it_waits(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_is_woken_once_and_only_while_waiting(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     driven = leader(clock)
     wakes: list[int] = []
     monkeypatch.setattr(driven.wire, "wake", lambda: wakes.append(1))
@@ -157,7 +155,7 @@ def test_a_loop_is_woken_once_and_only_while_it_waits(clock: Clock, monkeypatch:
     assert wakes == [1]
 
 
-def test_a_call_keeps_the_loop_from_waiting(clock: Clock) -> None:
+def test_pending_call_keeps_loop_from_waiting(clock: Clock) -> None:
     driven = leader(clock)
     made: list[str] = []
     driven.step()
@@ -169,7 +167,7 @@ def test_a_call_keeps_the_loop_from_waiting(clock: Clock) -> None:
     assert driven.node.wait_s() > 0
 
 
-def test_calls_are_made_without_a_leader_too(clock: Clock) -> None:
+def test_pending_call_is_made_without_leader(clock: Clock) -> None:
     cluster = Lockstep(clock)
     made: list[str] = []
     alone = cluster.members["n1"]

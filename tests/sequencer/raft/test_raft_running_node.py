@@ -1,4 +1,4 @@
-"""The running node: stopping, failing to open, hostile connections."""
+"""The running Raft node: stopping, failing to open, a failing disk, hostile connections."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Running:
         self.failures.append((type(error), *state))
 
 
-def test_a_stop_on_a_full_disk_is_a_stop(tls: dict[str, TLS]) -> None:
+def test_stop_on_full_disk_is_not_a_failure(tls: dict[str, TLS]) -> None:
     """V8: it was taken for a failure, which ends the process with status 70."""
     running = Running(tls)
     running.raft.propose(b"one").result(120)
@@ -112,7 +112,7 @@ def _descriptors() -> Counter[str]:
 
 
 @pytest.mark.usefixtures("no_pushes")
-def test_a_failed_opening_leaves_no_files(tls: dict[str, TLS], tmp_path: Path) -> None:
+def test_failed_open_leaves_no_threads_or_file_descriptors(tls: dict[str, TLS], tmp_path: Path) -> None:
     """V9: each left a thread, an event, an epoll and a bound port."""
     running = Running(tls)
     running.raft.propose(b"one").result(120)
@@ -172,7 +172,7 @@ class _DyingFile:
         self._file.sync()
 
 
-def test_a_node_whose_disk_fails_ends_although_its_helper_hangs(tls: dict[str, TLS]) -> None:
+def test_node_stops_on_disk_failure_while_snapshot_sync_hangs(tls: dict[str, TLS]) -> None:
     """V10: it went on listening and leading until a snapshot was synced, on a disk that was dying.
 
     X2: that snapshot then got its name, behind the failed sync.
@@ -196,7 +196,7 @@ def test_a_node_whose_disk_fails_ends_although_its_helper_hangs(tls: dict[str, T
     assert disk.renamed == []
 
 
-def test_a_node_may_be_stopped_from_a_callback_and_has_nothing_in_flight_then(tls: dict[str, TLS]) -> None:
+def test_stop_from_callback_leaves_nothing_in_flight(tls: dict[str, TLS]) -> None:
     """V29: the thread tried to wait for itself; what was given up counted as in flight for ever."""
     running = Running(tls)
     raised: list[BaseException] = []
@@ -220,7 +220,7 @@ def test_a_node_may_be_stopped_from_a_callback_and_has_nothing_in_flight_then(tl
 
 
 @pytest.mark.usefixtures("no_pushes")
-def test_a_stop_leaves_no_thread_but_one_that_looks_a_name_up(
+def test_stop_leaves_no_thread_except_pending_name_lookup(
     tls: dict[str, TLS], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V23: it was said to leave none at all; a resolver cannot be interrupted."""
@@ -302,7 +302,7 @@ class Silent:
             return False
 
 
-def test_a_host_that_holds_connections_keeps_no_member_out(tls: dict[str, TLS]) -> None:
+def test_member_connects_while_another_host_fills_all_connection_setups(tls: dict[str, TLS]) -> None:
     """V14: once as many were not up as may be, whoever came next was refused, members too."""
     with contextlib.ExitStack() as stack:
         listener = socket.create_server((HOST, 0))

@@ -1,6 +1,4 @@
-"""Leases in simulated clusters under faults: one holder at a time, rising tokens, each request to an owner is
-carried out once at most. The simulation can fail.
-"""
+"""Leases and owner requests in simulated clusters under faults, and planted bugs that must be found."""
 
 from __future__ import annotations
 
@@ -29,14 +27,14 @@ CALM: dict[str, Any] = {"propose_every_s": 1.0, "burst": 0.0, "large": 0.0, "hol
 TURNS: dict[str, Any] = {"faults": {"kill": 2, "hand_over": 2, "pause": 2, "jump": 1}, "fault_every_s": 0.3}
 
 
-def test_no_two_holders_count_on_one_lease_whatever_fails() -> None:
+def test_lease_has_one_holder_at_a_time_under_faults() -> None:
     seen: Counter[str] = Counter()
     for seed in range(4):
         seen += simulate(seed, **CALM).leases
     assert all(seen[kind] for kind in ("granted", "renewed", "released", "expired")), seen
 
 
-def test_leases_outlive_resets_and_tokens_are_greater_after_a_forced_one() -> None:
+def test_leases_survive_resets_and_tokens_rise_after_forced_reset() -> None:
     seen: Counter[str] = Counter()
     for seed in range(4):
         report = simulate(seed, faults={"reset": 1, "force": 1, "kill": 1}, fault_every_s=0.3, **CALM)
@@ -47,7 +45,7 @@ def test_leases_outlive_resets_and_tokens_are_greater_after_a_forced_one() -> No
 
 
 @pytest.mark.slow
-def test_no_two_holders_count_on_one_lease_with_more_seeds() -> None:
+def test_lease_has_one_holder_at_a_time_with_more_seeds() -> None:
     for seed in range(100, 103):
         simulate(seed, holders=3)
 
@@ -64,7 +62,7 @@ def finds(what: str, seeds: range = range(12), **settings: Any) -> None:
     pytest.fail(f"nothing found with {seeds}")
 
 
-def test_a_lease_that_expires_though_it_was_renewed_meanwhile(monkeypatch: Patch) -> None:
+def test_simulation_finds_expiry_of_lease_renewed_meanwhile(monkeypatch: Patch) -> None:
     def expire(state: SequencerState, command: ExpireLeases) -> Outcome:
         over = [one.name for one in command.leases if state.leases.pop(one.name, None) is not None]
         return LeasesExpired(tuple(over))
@@ -74,7 +72,7 @@ def test_a_lease_that_expires_though_it_was_renewed_meanwhile(monkeypatch: Patch
     finds("two holders of one lease", seeds=range(12, 40), **storms)
 
 
-def test_a_leader_that_measures_the_time_of_others(monkeypatch: Patch) -> None:
+def test_simulation_finds_leader_expiring_leases_before_their_full_duration(monkeypatch: Patch) -> None:
     due = LeaseExpiry.due
 
     def due_as_if_seen_before(self: LeaseExpiry, now_ns: int) -> ExpireLeases | None:
@@ -86,7 +84,7 @@ def test_a_leader_that_measures_the_time_of_others(monkeypatch: Patch) -> None:
     finds("two holders of one lease")
 
 
-def test_renewals_that_the_leader_does_not_see(monkeypatch: Patch) -> None:
+def test_simulation_finds_renewals_not_recorded_in_lease(monkeypatch: Patch) -> None:
     def renew(state: SequencerState, command: RenewLeases) -> Outcome:
         held = leases._held(state, command)
         tokens = tuple(held.get(one.name, 0) for one in command.leases)
@@ -96,7 +94,7 @@ def test_renewals_that_the_leader_does_not_see(monkeypatch: Patch) -> None:
     finds("two holders of one lease")
 
 
-def test_a_holder_that_counts_from_when_it_hears_the_answer(monkeypatch: Patch) -> None:
+def test_simulation_finds_holder_counting_lease_from_arrival_of_answer(monkeypatch: Patch) -> None:
     def until_s(self: Holders, holder: Holder, _: float) -> float:
         return holder.clock.read() + DURATION_MS / 1000
 
@@ -106,7 +104,7 @@ def test_a_holder_that_counts_from_when_it_hears_the_answer(monkeypatch: Patch) 
     finds("two holders of one lease", seeds=range(14, 40), seconds=4.0, **exact)
 
 
-def test_a_lease_that_whoever_asks_gets(monkeypatch: Patch) -> None:
+def test_simulation_finds_lease_granted_while_already_held(monkeypatch: Patch) -> None:
     def acquire(state: SequencerState, command: AcquireLeases) -> Outcome:
         for name in command.names:
             state.lease_token += 1
@@ -119,7 +117,7 @@ def test_a_lease_that_whoever_asks_gets(monkeypatch: Patch) -> None:
     finds("two holders of one lease")
 
 
-def test_tokens_that_a_snapshot_forgets(monkeypatch: Patch) -> None:
+def test_simulation_finds_lease_token_counter_lost_in_snapshot(monkeypatch: Patch) -> None:
     decode_state = machine.decode_state
 
     def forgets(data: bytes) -> SequencerState:
@@ -139,7 +137,7 @@ ASKING: dict[str, Any] = {**CALM, "askers": 3}
 
 
 @pytest.mark.slow
-def test_no_request_is_lost_or_carried_out_twice_whatever_fails() -> None:
+def test_owner_requests_are_neither_lost_nor_executed_twice_under_faults() -> None:
     seen: Counter[str] = Counter()
     for seed in range(4):
         seen += simulate(seed, **ASKING).requests
@@ -148,17 +146,17 @@ def test_no_request_is_lost_or_carried_out_twice_whatever_fails() -> None:
     assert all(seen[kind] for kind in (*kinds, "commit out-of-order")), seen
 
 
-def test_an_owner_that_reads_requests_on_a_node_that_misses_its_commit(monkeypatch: Patch) -> None:
+def test_simulation_finds_owner_reading_requests_on_node_missing_its_commit(monkeypatch: Patch) -> None:
     monkeypatch.setattr(OwnerRequests, "_misses", lambda *_: False)
     finds("a request carried out twice", **ASKING)
 
 
-def test_requests_that_are_forgotten_before_their_time(monkeypatch: Patch) -> None:
+def test_simulation_finds_waiting_requests_forgotten_too_early(monkeypatch: Patch) -> None:
     monkeypatch.setattr(requests, "_is_over", lambda *_: True)
     finds("a request that waited is lost", **ASKING)
 
 
-def test_answers_that_are_forgotten_before_their_time(monkeypatch: Patch) -> None:
+def test_simulation_finds_answers_forgotten_too_early(monkeypatch: Patch) -> None:
     def is_over(until_ns: int, at_ns: int) -> bool:
         return until_ns < at_ns
 
@@ -167,12 +165,12 @@ def test_answers_that_are_forgotten_before_their_time(monkeypatch: Patch) -> Non
     finds("a request", seeds=range(40), **ASKING)
 
 
-def test_a_message_that_waited_for_its_node_and_has_all_its_time_left(monkeypatch: Patch) -> None:
+def test_simulation_finds_delayed_request_not_refused_as_late(monkeypatch: Patch) -> None:
     monkeypatch.setattr(OwnerRequests, "_late_ns", lambda _: 60 * 10**9)
     finds("a request carried out twice", seeds=range(14, 50), **ASKING)
 
 
-def test_a_request_that_is_kept_again_after_its_answer(monkeypatch: Patch) -> None:
+def test_simulation_finds_answered_request_accepted_again(monkeypatch: Patch) -> None:
     def look_up(table: LeaseTable, request: bytes) -> tuple[PostAnswer, bytes]:
         is_waiting = table.rows.get(f"requests\0{request.hex()}") is not None
         return (PostAnswer.WAITING if is_waiting else PostAnswer.UNKNOWN), b""
@@ -182,7 +180,7 @@ def test_a_request_that_is_kept_again_after_its_answer(monkeypatch: Patch) -> No
     finds("a request carried out twice", **ASKING)
 
 
-def test_a_commit_that_counts_though_its_number_does_not_follow(monkeypatch: Patch) -> None:
+def test_simulation_finds_table_commit_accepted_out_of_order(monkeypatch: Patch) -> None:
     write_table = tables.write_table
 
     def write(state: SequencerState, command: WriteTable) -> Outcome:

@@ -1,4 +1,4 @@
-"""Simulated clusters under faults: whatever the seed, no promise is broken, and all is well afterwards."""
+"""Simulated Raft clusters under faults: all invariants hold for every seed, and runs are reproducible."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ CALM: dict[str, Any] = {"propose_every_s": 0.1, "burst": 0.0, "large": 0.0, "los
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_promise_is_broken(seed: int) -> None:
+def test_three_nodes_keep_all_invariants_under_faults(seed: int) -> None:
     report = simulate(seed, nodes=3, seconds=4.0)
     assert report.acknowledged
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_promise_is_broken_by_five(seed: int) -> None:
+def test_five_nodes_keep_all_invariants_under_faults(seed: int) -> None:
     assert simulate(seed, nodes=5, seconds=3.0).acknowledged
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_no_promise_is_broken_while_members_change(seed: int) -> None:
+def test_three_nodes_keep_all_invariants_while_members_change(seed: int) -> None:
     report = simulate(seed, nodes=3, seconds=4.0, spares=3)
     assert report.acknowledged
     assert report.seen["changed"]
@@ -44,21 +44,21 @@ def test_no_promise_is_broken_while_members_change(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_no_promise_is_broken_while_members_change_for_many_seeds(batch: int) -> None:
+def test_cluster_keeps_all_invariants_while_members_change_with_many_seeds(batch: int) -> None:
     for seed in range(70_000 + batch, 70_000 + SLOW_SEEDS, BATCHES):
         simulate(seed, spares=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_no_promise_is_broken_with_more_seeds(batch: int) -> None:
+def test_cluster_keeps_all_invariants_under_faults_with_many_seeds(batch: int) -> None:
     for seed in range(1000 + batch, 1000 + SLOW_SEEDS, BATCHES):
         simulate(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 3, 5, 7])
-def test_a_cluster_of_any_size_survives_every_fault(nodes: int) -> None:
+def test_clusters_of_1_to_7_nodes_survive_every_fault(nodes: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(3):
         seen += simulate(seed, nodes=nodes, faults=dict.fromkeys(FAULTS, 1), fault_every_s=0.15).seen
@@ -80,14 +80,14 @@ def test_a_cluster_of_any_size_survives_every_fault(nodes: int) -> None:
         (["force", "kill"], 4, ["epoch_forced", "epoch_over", "left_out"]),
     ],
 )
-def test_what_the_promises_are_kept_in_does_happen(faults: list[Fault], seeds: int, what: list[str]) -> None:
+def test_faults_cause_their_expected_events(faults: list[Fault], seeds: int, what: list[str]) -> None:
     seen: Counter[str] = Counter()
     for seed in range(seeds):
         seen += simulate(seed, nodes=3, faults=dict.fromkeys(faults, 1), fault_every_s=0.2, **CALM).seen
     assert set(what) <= set(seen)
 
 
-def test_a_member_that_missed_the_first_state_makes_up_for_a_lost_disk() -> None:
+def test_cluster_recovers_from_lost_disk_with_member_killed_before_joining() -> None:
     settings = Settings(nodes=3, seconds=5.0, snapshot_ms=50)
     cluster = Cluster(settings, random.Random(1))
     timeline = cluster.timeline
@@ -109,14 +109,14 @@ def test_a_member_that_missed_the_first_state_makes_up_for_a_lost_disk() -> None
         await_well(cluster, lambda: list(cluster.members))
 
 
-def test_a_seed_decides_everything() -> None:
+def test_equal_seeds_give_equal_reports() -> None:
     one, two, other = (simulate(seed, nodes=3, seconds=2.0) for seed in (1, 1, 2))
     assert one == two
     assert one.digest != other.digest
 
 
 @pytest.mark.slow
-def test_a_seed_means_the_same_in_every_process() -> None:
+def test_seed_gives_same_output_in_every_process() -> None:
     command = [
         sys.executable,
         "-m",
@@ -137,7 +137,7 @@ def test_a_seed_means_the_same_in_every_process() -> None:
     assert len(outputs) == 1
 
 
-def test_a_failure_says_how_to_replay_it_and_what_happened_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_message_has_replay_options_and_last_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ballot, "on_vote", lambda self, voter: False)
     with pytest.raises(SimulationFailed) as failure:
         simulate(3, nodes=3, seconds=1.0, settle_s=1.0, faults={"cut_off": 1}, fault_every_s=0.1)
@@ -147,7 +147,7 @@ def test_a_failure_says_how_to_replay_it_and_what_happened_last(monkeypatch: pyt
     assert "RequestVote" in str(failure.value)
 
 
-def test_a_failure_with_spares_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_message_has_spares_option_if_spares_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ballot, "on_vote", lambda self, voter: False)
     with pytest.raises(SimulationFailed, match="--spares 2"):
         simulate(3, nodes=3, seconds=1.0, settle_s=1.0, spares=2)

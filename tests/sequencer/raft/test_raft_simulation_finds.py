@@ -1,4 +1,4 @@
-"""The simulation can fail: each promise of the nodes is broken here once, and is seen to be broken."""
+"""The simulation detects planted bugs: each invariant of the Raft nodes is broken once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def finds(*expected: str, seeds: range, **settings: Any) -> None:
     pytest.fail(f"nothing found with {seeds}")
 
 
-def test_finds_messages_that_leave_before_the_sync(monkeypatch: Patch) -> None:
+def test_simulation_finds_messages_sent_before_log_sync(monkeypatch: Patch) -> None:
     def send_then_persist(self: Any) -> None:
         self._network.flush()
         self._sync()
@@ -55,7 +55,7 @@ def test_finds_messages_that_leave_before_the_sync(monkeypatch: Patch) -> None:
     finds("something leaves before the sync", seeds=range(5))
 
 
-def test_finds_a_vote_that_leaves_before_the_sync(monkeypatch: Patch) -> None:
+def test_simulation_finds_vote_sent_before_log_sync(monkeypatch: Patch) -> None:
     answer = Election._answer
 
     def answer_at_once(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -66,19 +66,19 @@ def test_finds_a_vote_that_leaves_before_the_sync(monkeypatch: Patch) -> None:
     finds("something leaves before the sync", seeds=range(5), nodes=3)
 
 
-def test_finds_a_vote_that_is_not_kept(monkeypatch: Patch) -> None:
+def test_simulation_finds_vote_not_written_to_log(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Journal, "setCurrentTerm", lambda self, term, _: self._log.set_term(term, None))
     finds("a vote that is not in the log", seeds=range(5), nodes=3)
 
 
-def test_finds_an_fsync_that_does_nothing(monkeypatch: Patch) -> None:
+def test_simulation_finds_fsync_without_effect(monkeypatch: Patch) -> None:
     monkeypatch.setattr(DurableLog, "_sync_file", lambda self: None)
     damaged = "synced bytes of the Raft log are corrupt", "does not continue the previous one"
     gone = "synced entries are gone", "a vote was forgotten", "a term was forgotten"
     finds(*damaged, *gone, seeds=range(20), nodes=3, faults={"power_cut": 1}, **LIGHT)
 
 
-def test_finds_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
+def test_simulation_finds_snapshot_without_sync(monkeypatch: Patch) -> None:
     monkeypatch.setattr(PendingSnapshot, "sync", lambda self: None)
     expected = (
         "wrong magic of a snapshot header",
@@ -90,7 +90,7 @@ def test_finds_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
     finds(*expected, seeds=range(20), nodes=3, faults={"power_cut": 1}, **LIGHT)
 
 
-def test_finds_a_commit_index_that_is_accepted_unchecked(monkeypatch: Patch) -> None:
+def test_simulation_finds_commit_index_accepted_unchecked(monkeypatch: Patch) -> None:
     on_append = FollowerRole.on_append
 
     def on_append_unclamped(self: Any, peer: str, message: AppendEntries) -> None:
@@ -113,7 +113,7 @@ def test_finds_a_commit_index_that_is_accepted_unchecked(monkeypatch: Patch) -> 
     )
 
 
-def test_finds_an_earlier_terms_entry_that_is_committed_by_counting(monkeypatch: Patch) -> None:
+def test_simulation_finds_earlier_term_entry_committed_by_counting_replicas(monkeypatch: Patch) -> None:
     entries = SyncObj._SyncObj__getEntries
 
     def in_the_present_term(self: Any, start: int, *args: Any) -> list[tuple[bytes, int, int]]:
@@ -124,7 +124,7 @@ def test_finds_an_earlier_terms_entry_that_is_committed_by_counting(monkeypatch:
     finds("an earlier term's entry committed", seeds=range(3, 40), nodes=3, **slow, **LIGHT)
 
 
-def test_finds_votes_for_a_candidate_that_misses_entries(monkeypatch: Patch) -> None:
+def test_simulation_finds_votes_for_candidate_missing_entries(monkeypatch: Patch) -> None:
     grants = election.grants
     monkeypatch.setattr(
         election, "grants", lambda request, **kwargs: grants(request, **{**kwargs, "last": LogIndex(0, 0)})
@@ -142,19 +142,19 @@ def cut_what_matches(message: AppendEntries, log: Any, committed: int) -> Verdic
     )
 
 
-def test_finds_matching_entries_that_are_cut(monkeypatch: Patch) -> None:
+def test_simulation_finds_truncation_of_matching_entries(monkeypatch: Patch) -> None:
     monkeypatch.setattr(follower, "compare", cut_what_matches)
     finds("a leader replaced its own entries", seeds=range(40), nodes=3, doubled=0.2, overtaken=0.2, **LIGHT)
 
 
-def test_finds_a_wiped_disk_that_counts_at_once(monkeypatch: Patch) -> None:
+def test_simulation_finds_wiped_disk_counted_in_majority_at_once(monkeypatch: Patch) -> None:
     monkeypatch.setattr(VoterDisks, "counts", lambda self, member, claim: True)
     monkeypatch.setattr(VoterDisks, "may_get_vote", lambda self, member, claim: True)
     expected = "committed without a majority", "elected without a majority"
     finds(*expected, seeds=range(20), nodes=3, faults={"wipe": 3, "kill": 1, "cut_off": 1}, **LIGHT)
 
 
-def test_finds_commands_that_are_applied_as_often_as_they_are_committed(monkeypatch: Patch) -> None:
+def test_simulation_finds_commands_applied_as_often_as_committed(monkeypatch: Patch) -> None:
     def apply_all(self: ClusterState, pack: Any) -> int:
         self.index += len(pack.commands)
         return self.index - len(pack.commands) + 1
@@ -163,7 +163,7 @@ def test_finds_commands_that_are_applied_as_often_as_they_are_committed(monkeypa
     finds("a command lost, doubled or out of its order", seeds=range(1, 20), **LIGHT)
 
 
-def test_finds_a_snapshot_that_is_taken_though_more_is_applied(monkeypatch: Patch) -> None:
+def test_simulation_finds_snapshot_installed_over_newer_applied_state(monkeypatch: Patch) -> None:
     def on_install_snapshot(self: Any, peer: str, chunk: InstallSnapshot) -> None:
         if chunk.term >= self._raft.term:
             self._follow(peer, chunk.term)
@@ -182,7 +182,7 @@ def test_finds_a_snapshot_that_is_taken_though_more_is_applied(monkeypatch: Patc
     finds(*expected, seeds=range(4, 40), nodes=3, **late, **sizes, **LIGHT)
 
 
-def test_finds_a_log_that_is_cleared_because_the_snapshot_is_newer_than_its_start(monkeypatch: Patch) -> None:
+def test_simulation_finds_log_cleared_because_snapshot_is_newer_than_its_start(monkeypatch: Patch) -> None:
     def connect(log: DurableLog, at: ClusterState, _directory: str) -> None:
         if log.base != at.applied:
             log.reset(at.applied)
@@ -192,7 +192,7 @@ def test_finds_a_log_that_is_cleared_because_the_snapshot_is_newer_than_its_star
     finds("synced entries are gone", "two committed entries at one index", seeds=range(2, 20))
 
 
-def test_finds_a_log_that_is_compacted_before_the_snapshot_is_durable(monkeypatch: Patch) -> None:
+def test_simulation_finds_log_compacted_before_snapshot_is_durable(monkeypatch: Patch) -> None:
     take = Snapshotter.take_snapshot
 
     def compact_and_take(self: Any) -> None:
@@ -205,7 +205,7 @@ def test_finds_a_log_that_is_compacted_before_the_snapshot_is_durable(monkeypatc
     finds("the Raft log starts after the snapshot", seeds=range(20), nodes=3, **often, **small, **LIGHT)
 
 
-def test_finds_support_that_is_counted_twice(monkeypatch: Patch) -> None:
+def test_simulation_finds_pre_votes_counted_twice(monkeypatch: Patch) -> None:
     def on_support(self: Ballot, voter: str) -> bool:
         if self.supporters is None:
             return False
@@ -217,7 +217,7 @@ def test_finds_support_that_is_counted_twice(monkeypatch: Patch) -> None:
     finds("an election that nobody supports", seeds=range(1, 20), nodes=5, **LIGHT)
 
 
-def test_finds_votes_that_are_counted_twice(monkeypatch: Patch) -> None:
+def test_simulation_finds_votes_counted_twice(monkeypatch: Patch) -> None:
     def on_vote(self: Ballot, voter: str) -> bool:
         self.voters |= {voter, f"{voter} again"}
         return self._is_majority(1 + len(self.voters))
@@ -227,7 +227,7 @@ def test_finds_votes_that_are_counted_twice(monkeypatch: Patch) -> None:
     finds("elected without a majority", seeds=range(40), nodes=5, **storms, **LIGHT)
 
 
-def test_finds_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch: Patch) -> None:
+def test_simulation_finds_acknowledgements_of_earlier_term_counted(monkeypatch: Patch) -> None:
     def is_answer(self: Any, term: int) -> bool:
         if term > self._raft.term:
             self._raft.adopt_term(term)
@@ -241,13 +241,13 @@ def test_finds_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch:
 RESETTING: dict[str, Any] = {"nodes": 3, "faults": {"reset": 1, "kill": 1}, "fault_every_s": 0.2}
 
 
-def test_finds_entries_after_a_reset_that_are_applied(monkeypatch: Patch) -> None:
+def test_simulation_finds_entries_applied_after_reset(monkeypatch: Patch) -> None:
     monkeypatch.setattr(RaftNode, "is_over", lambda self: False)
     expected = "machines differ", "a gap in the history", "a follower commits first"
     finds(*expected, seeds=range(10), **RESETTING)
 
 
-def test_finds_an_epoch_that_starts_with_less_than_was_applied(monkeypatch: Patch) -> None:
+def test_simulation_finds_epoch_started_from_stale_snapshot(monkeypatch: Patch) -> None:
     def leave_with_the_newest_snapshot(self: Any) -> None:
         began, state = self._raft.round_began, self._own.state
         if self._epoch_exit.should_leave(began, is_awaited=False):
@@ -274,7 +274,7 @@ class EndsAtOnce(RaftNode):
         voter_disks.on_appended = end  # type: ignore[method-assign]
 
 
-def test_finds_a_reset_that_counts_before_it_is_committed() -> None:
+def test_simulation_finds_epoch_ended_by_uncommitted_reset() -> None:
     expected = "machines differ", "states differ at one index", "a follower commits first"
     finds(*expected, seeds=range(20), node_class=EndsAtOnce, **RESETTING)
 
@@ -282,14 +282,14 @@ def test_finds_a_reset_that_counts_before_it_is_committed() -> None:
 HANDING: dict[str, Any] = {"nodes": 3, "faults": {"hand_over": 1}, "fault_every_s": 0.1, "retry_ms": 100}
 
 
-def test_finds_a_successor_that_misses_something(monkeypatch: Patch) -> None:
+def test_simulation_finds_leadership_transfer_to_member_missing_entries(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
         LeadershipTransfer, "choose", lambda self, matched, _: min(matched, key=matched.__getitem__)
     )
     finds("called before it has everything", seeds=range(5), **HANDING)
 
 
-def test_finds_an_election_to_which_nobody_called(monkeypatch: Patch) -> None:
+def test_simulation_finds_election_without_pre_vote(monkeypatch: Patch) -> None:
     start = Ballot.start
 
     def start_without_pre_vote(self: Ballot) -> bool:

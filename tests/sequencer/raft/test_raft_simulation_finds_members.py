@@ -1,4 +1,4 @@
-"""The simulation finds broken rules of membership changes: each one is broken here once."""
+"""The simulation detects planted bugs in membership changes: each rule is broken once."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def count_all(monkeypatch: Patch) -> None:
     monkeypatch.setattr(VoterDisks, "refresh", refresh_with_learners)
 
 
-def test_finds_learners_that_count(monkeypatch: Patch) -> None:
+def test_simulation_finds_learners_counted_as_voters(monkeypatch: Patch) -> None:
     count_all(monkeypatch)
     finds(IN_FORCE, *UNSAFE, seeds=range(20), nodes=3, **PARTED)
 
 
-def test_finds_a_learner_that_stands(monkeypatch: Patch) -> None:
+def test_simulation_finds_learner_becoming_candidate(monkeypatch: Patch) -> None:
     monkeypatch.setattr(VoterDisks, "votes_here", VoterDisks.counts_here)
     finds(*UNSAFE, seeds=range(13, 40), nodes=3, **PARTED)
 
 
-def test_finds_a_list_that_is_not_rolled_back(monkeypatch: Patch) -> None:
+def test_simulation_finds_member_list_not_rolled_back_on_truncation(monkeypatch: Patch) -> None:
     def drop_joins_only(self: Any, index: int) -> None:
         for known, (entry, _) in list(self._pending.items()):
             if known >= index and isinstance(entry, JoinEntry):
@@ -81,7 +81,7 @@ def test_finds_a_list_that_is_not_rolled_back(monkeypatch: Patch) -> None:
     finds(IN_FORCE, *UNSAFE, seeds=range(31, 90), nodes=3, **STORMY)
 
 
-def test_finds_a_list_that_is_in_force_only_when_it_is_applied(monkeypatch: Patch) -> None:
+def test_simulation_finds_member_list_in_force_only_when_applied(monkeypatch: Patch) -> None:
     refresh = VoterDisks.refresh
 
     def refresh_applied(self: Any) -> None:
@@ -101,25 +101,25 @@ def append_at_once(monkeypatch: Patch) -> None:
     )
 
 
-def test_finds_a_leader_that_changes_the_members_before_an_entry_of_its_term(monkeypatch: Patch) -> None:
+def test_simulation_finds_member_change_before_entry_of_leaders_own_term(monkeypatch: Patch) -> None:
     append_at_once(monkeypatch)
     monkeypatch.setattr(MemberChanges, "_check_own_term", lambda self: None)
     expected = "a list before an entry of its leader's term"
     finds(expected, *UNSAFE, seeds=range(60), nodes=3, **STORMY)
 
 
-def test_finds_two_changes_in_flight(monkeypatch: Patch) -> None:
+def test_simulation_finds_two_member_changes_in_flight(monkeypatch: Patch) -> None:
     append_at_once(monkeypatch)
     monkeypatch.setattr(MemberChanges, "_check_one_at_a_time", lambda self: None)
     finds("two changes of the members in flight", *UNSAFE, seeds=range(60), nodes=3, **STORMY)
 
 
-def test_finds_a_removal_that_loses_the_majority(monkeypatch: Patch) -> None:
+def test_simulation_finds_removal_losing_the_majority(monkeypatch: Patch) -> None:
     monkeypatch.setattr(MemberChanges, "_check_quorum", lambda self, members, index: None)
     finds("no leader", "not all run", seeds=range(7, 40), faults={"wipe": 3, "kill": 1}, fault_every_s=0.2)
 
 
-def test_finds_a_second_join_that_an_older_snapshot_undoes(monkeypatch: Patch) -> None:
+def test_simulation_finds_second_join_undone_by_older_snapshot(monkeypatch: Patch) -> None:
     def joined(identity: Any, state: Any) -> Any:
         claim = state.disks.get(identity.name)
         is_admitted = claim is not None and claim.disk == identity.disk
@@ -129,6 +129,6 @@ def test_finds_a_second_join_that_an_older_snapshot_undoes(monkeypatch: Patch) -
     finds("not well", seeds=range(60), faults={"kill": 1}, fault_every_s=0.3)
 
 
-def test_finds_removed_nodes_that_are_not_told(monkeypatch: Patch) -> None:
+def test_simulation_finds_removed_nodes_unaware_of_removal(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Membership, "_is_removed", lambda self, leaderless_s: False)
     finds("removed, and do not know", seeds=range(10), nodes=3, **PARTED)

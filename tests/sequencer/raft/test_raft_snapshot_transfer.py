@@ -1,4 +1,4 @@
-"""Snapshots over slow links and reconnections, for slow followers."""
+"""Snapshot transfer to lagging followers: slow links, reconnections, log kept for them, newer versions."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def lagging(cluster: Lockstep, *, commands: int = 30) -> str:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_snapshot_gets_over_a_link_that_takes_longer_than_a_heartbeat_for_it(clock: Clock) -> None:
+def test_snapshot_chunks_are_sent_once_over_link_slower_than_heartbeat(clock: Clock) -> None:
     """V3: the window was sent again at each heartbeat, until the outbox was full, without end."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, segment_bytes=1000)
     name = lagging(cluster)
@@ -132,7 +132,7 @@ def test_a_snapshot_gets_over_a_link_that_takes_longer_than_a_heartbeat_for_it(c
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_snapshot_continues_over_the_next_connection_where_it_stood(clock: Clock) -> None:
+def test_snapshot_transfer_continues_at_received_offset_after_reconnection(clock: Clock) -> None:
     """V2: what the follower had already was queued at once behind it, more than any outbox takes."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, segment_bytes=1000)
     name = lagging(cluster)
@@ -149,7 +149,7 @@ def test_a_snapshot_continues_over_the_next_connection_where_it_stood(clock: Clo
     assert slow.overflows == 0
 
 
-def test_what_a_follower_needs_after_its_snapshot_is_kept(clock: Clock) -> None:
+def test_leader_keeps_bounded_log_for_follower_installing_snapshot(clock: Clock) -> None:
     """V17: the leader's log went on without it meanwhile, so that it got snapshot after snapshot."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=8, segment_bytes=300)
     name = lagging(cluster)
@@ -175,7 +175,7 @@ def test_what_a_follower_needs_after_its_snapshot_is_kept(clock: Clock) -> None:
     assert leader.status.applied - leader.log.base.index < HOLD_FACTOR * 8
 
 
-def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
+def test_compaction_reads_bounded_number_of_entries_for_slow_follower(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V24: all entries held were counted on the consensus thread, which cost a second per million."""
@@ -202,7 +202,7 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
 
 
 @pytest.mark.parametrize("is_blank", [False, True], ids=["behind", "blank"])
-def test_a_snapshot_of_a_newer_program_stops_the_node_before_it_replaces_anything(
+def test_received_snapshot_of_unknown_version_raises_and_replaces_nothing(
     clock: Clock, is_blank: bool
 ) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, segment_bytes=1000)

@@ -1,4 +1,4 @@
-"""The snapshot store: one whole snapshot at any time, the newest durable one, and never another instead."""
+"""The snapshot store: it keeps one whole, durable snapshot, the newest, whatever fails."""
 
 import errno
 import hashlib
@@ -79,7 +79,7 @@ def disk_with(*indexes: int) -> MemoryDisk:
 # --- Bytes -----------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_the_same_bytes_as_ever(golden: Callable[..., bytes]) -> None:
+def test_snapshot_matches_golden_bytes(golden: Callable[..., bytes]) -> None:
     disk = disk_with()
     meta = store_on(disk).write(CLUSTER, 3, LogIndex(1000, 7), b"the state of a node")
     content = disk.read(path_of(1000))
@@ -104,7 +104,7 @@ metas = st.builds(
 
 
 @given(metas)
-def test_a_header_is_read_as_it_was_written(meta: SnapshotMeta) -> None:
+def test_snapshot_header_round_trips(meta: SnapshotMeta) -> None:
     head = encode_snapshot_header(meta)
     assert len(head) == SNAPSHOT_HEADER_BYTES
     assert decode_snapshot_header(head, path="", index=meta.place.index, size=96 + meta.length) == meta
@@ -121,14 +121,14 @@ def test_a_header_is_read_as_it_was_written(meta: SnapshotMeta) -> None:
         (CLUSTER, 0, LogIndex(1, 1), 0, bytes(31)),
     ],
 )
-def test_what_no_header_can_say_is_a_slip_of_the_caller(
+def test_snapshot_meta_with_invalid_field_raises_value_error(
     wrong: tuple[bytes, int, LogIndex, int, bytes],
 ) -> None:
     with pytest.raises(ValueError):
         SnapshotMeta(*wrong)
 
 
-def test_only_the_plain_name_is_a_snapshot() -> None:
+def test_snapshot_name_parses_only_with_plain_decimal_index() -> None:
     names = ["snapshot.0", "snapshot.12", f"snapshot.{2**64 - 1}"]
     assert [parse_snapshot_name(name) for name in names] == [0, 12, 2**64 - 1]
     others = [
@@ -147,7 +147,7 @@ def test_only_the_plain_name_is_a_snapshot() -> None:
 # --- Writing and reading ---------------------------------------------------------------------------------
 
 
-def test_an_empty_directory_has_no_snapshot() -> None:
+def test_store_on_empty_directory_has_no_snapshot() -> None:
     store = store_on(disk_with())
     assert store.newest is None
     for method in (store.read, store.open_newest):
@@ -155,13 +155,13 @@ def test_an_empty_directory_has_no_snapshot() -> None:
             method()
 
 
-def test_a_missing_directory_is_reported() -> None:
+def test_store_on_missing_directory_raises_log_not_found() -> None:
     with pytest.raises(rt.LogNotFound, match="not found"):
         store_on(MemoryDisk())
 
 
 @pytest.mark.parametrize("take", [write, receive])
-def test_the_newest_snapshot_replaces_the_older(take: Callable[[SnapshotStore, int], object]) -> None:
+def test_newer_snapshot_replaces_older_file(take: Callable[[SnapshotStore, int], object]) -> None:
     disk = disk_with()
     store = store_on(disk)
     for index in (0, 10, 20):
@@ -174,13 +174,13 @@ def test_the_newest_snapshot_replaces_the_older(take: Callable[[SnapshotStore, i
     assert (again.newest, again.read()) == (meta_of(20), content_of(20))
 
 
-def test_writing_returns_what_is_written_and_receiving_its_content() -> None:
+def test_write_returns_meta_and_receive_returns_content() -> None:
     store = store_on(disk_with())
     assert write(store, 10) == meta_of(10)
     assert receive(store, 20) == content_of(20)
 
 
-def test_an_empty_state_is_a_snapshot_too() -> None:
+def test_snapshot_of_empty_state_is_written_and_received() -> None:
     store = store_on(disk_with())
     assert store.write(CLUSTER, 3, LogIndex(1, 1), b"").length == 0
     assert store.read() == b""
@@ -191,7 +191,7 @@ def test_an_empty_state_is_a_snapshot_too() -> None:
     assert store.read() == b""
 
 
-def test_only_a_higher_place_may_be_written_or_received() -> None:
+def test_snapshot_not_above_newest_index_raises_value_error() -> None:
     disk = disk_with(20)
     store = store_on(disk)
     for index in (19, 20):
@@ -202,7 +202,7 @@ def test_only_a_higher_place_may_be_written_or_received() -> None:
     assert disk.paths() == [path_of(20)]
 
 
-def test_the_newest_snapshot_written_again_changes_nothing() -> None:
+def test_newest_snapshot_written_again_changes_nothing() -> None:
     disk = disk_with(20)
     store = store_on(disk)
     before = disk.changes
@@ -212,7 +212,7 @@ def test_the_newest_snapshot_written_again_changes_nothing() -> None:
         store.write(OTHER_CLUSTER, 3, LogIndex(20, 2), content_of(20))
 
 
-def test_a_closed_store_does_nothing_more() -> None:
+def test_closed_store_raises_closed_and_removes_unfinished_transfer() -> None:
     disk = disk_with(10)
     store = store_on(disk)
     incoming = store.receive(meta_of(20))
@@ -237,7 +237,7 @@ def test_a_closed_store_does_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "real"])
-def test_a_reader_continues_when_a_newer_snapshot_takes_the_place(kind: str, tmp_path: Path) -> None:
+def test_reader_continues_after_newer_snapshot_replaces_its_file(kind: str, tmp_path: Path) -> None:
     disk, directory = (disk_with(), DIRECTORY) if kind == "memory" else (REAL, str(tmp_path))
     store = SnapshotStore.open(directory, disk=disk)
     write(store, 10)
@@ -253,19 +253,19 @@ def test_a_reader_continues_when_a_newer_snapshot_takes_the_place(kind: str, tmp
 
 
 @given(st.integers(0, 2000), st.integers(0, 2000))
-def test_a_reader_gives_a_slice_of_the_content(offset: int, size: int) -> None:
+def test_reader_returns_requested_slice_of_content(offset: int, size: int) -> None:
     reader = store_on(disk_with(10)).open_newest()
     assert reader.read_at(offset, size) == content_of(10)[offset : offset + size]
 
 
-def test_a_reader_refuses_what_is_no_range() -> None:
+def test_reader_raises_value_error_for_negative_offset_or_size() -> None:
     reader = store_on(disk_with(10)).open_newest()
     for offset, size in ((-1, 1), (0, -1)):
         with pytest.raises(ValueError):
             reader.read_at(offset, size)
 
 
-def test_readers_beside_a_writer_always_find_a_whole_snapshot(tmp_path: Path) -> None:
+def test_readers_find_whole_snapshot_during_concurrent_writes(tmp_path: Path) -> None:
     store = SnapshotStore.open(str(tmp_path))
     write(store, 1)
 
@@ -292,7 +292,7 @@ def test_readers_beside_a_writer_always_find_a_whole_snapshot(tmp_path: Path) ->
 
 
 @given(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 6)), max_size=20))
-def test_what_is_received_is_a_prefix_however_the_pieces_come(pieces: list[tuple[int, int]]) -> None:
+def test_transfer_receives_contiguous_prefix_for_any_order_of_chunks(pieces: list[tuple[int, int]]) -> None:
     content = b"whole state!"
     store = store_on(disk_with(10))
     incoming = store.receive(meta_of(20, content))
@@ -312,7 +312,7 @@ def test_what_is_received_is_a_prefix_however_the_pieces_come(pieces: list[tuple
     assert store.read() == content
 
 
-def test_a_piece_that_overlaps_brings_only_what_is_new() -> None:
+def test_overlapping_chunk_adds_only_new_bytes() -> None:
     incoming = store_on(disk_with()).receive(meta_of(20))
     content = content_of(20)
     pieces = ((0, 9), (5, 20), (5, 20), (30, 40), (19, 1500))
@@ -321,7 +321,7 @@ def test_a_piece_that_overlaps_brings_only_what_is_new() -> None:
     assert incoming.finish(bytes) == content
 
 
-def test_a_piece_beyond_the_end_is_refused_whole() -> None:
+def test_chunk_beyond_end_raises_format_error_and_adds_nothing() -> None:
     incoming = store_on(disk_with(10)).receive(meta_of(20))
     for offset, size in ((0, 1501), (1500, 1), (5000, 1), (-1, 1)):
         with pytest.raises(rt.FormatError, match="expected up to 1500"):
@@ -329,7 +329,7 @@ def test_a_piece_beyond_the_end_is_refused_whole() -> None:
     assert incoming.received == 0
 
 
-def test_a_content_that_was_not_announced_is_removed_and_both_digests_are_reported() -> None:
+def test_content_with_wrong_digest_is_removed_and_both_digests_are_reported() -> None:
     disk = disk_with(10)
     store = store_on(disk)
     incoming = store.receive(meta_of(20))
@@ -344,7 +344,7 @@ def test_a_content_that_was_not_announced_is_removed_and_both_digests_are_report
     assert receive(store, 20) == content_of(20)
 
 
-def test_a_new_transfer_drops_the_old_one() -> None:
+def test_new_transfer_closes_previous_transfer() -> None:
     disk = disk_with(10)
     store = store_on(disk)
     old = store.receive(meta_of(20))
@@ -360,7 +360,7 @@ def test_a_new_transfer_drops_the_old_one() -> None:
     assert disk.paths() == [path_of(20)]
 
 
-def test_a_finished_transfer_is_over_and_abandoning_it_removes_nothing() -> None:
+def test_finished_transfer_is_closed_and_keeps_snapshot_when_abandoned() -> None:
     disk = disk_with()
     store = store_on(disk)
     incoming = store.receive(meta_of(20))
@@ -373,7 +373,7 @@ def test_a_finished_transfer_is_over_and_abandoning_it_removes_nothing() -> None
     assert store.read() == content_of(20)
 
 
-def test_an_abandoned_transfer_leaves_nothing() -> None:
+def test_abandoned_transfer_leaves_no_file() -> None:
     disk = disk_with(10)
     incoming = store_on(disk).receive(meta_of(20))
     incoming.write(0, content_of(20)[:100])
@@ -382,7 +382,7 @@ def test_an_abandoned_transfer_leaves_nothing() -> None:
     assert disk.paths() == [path_of(10)]
 
 
-def test_a_transfer_that_the_node_overtook_leaves_the_newer_snapshot() -> None:
+def test_transfer_overtaken_by_newer_write_keeps_newer_snapshot() -> None:
     disk = disk_with(10)
     store = store_on(disk)
     incoming = store.receive(meta_of(20))
@@ -405,7 +405,7 @@ class Meanwhile(FaultyDisk):
         super().check(operation)
 
 
-def test_a_snapshot_that_a_received_one_overtook_gives_way() -> None:
+def test_write_overtaken_by_newer_transfer_keeps_newer_snapshot() -> None:
     memory = disk_with(10)
     disk = Meanwhile(memory)
     store = SnapshotStore.open(DIRECTORY, disk=disk)
@@ -415,7 +415,7 @@ def test_a_snapshot_that_a_received_one_overtook_gives_way() -> None:
     assert memory.paths() == [path_of(30)]
 
 
-def test_a_snapshot_that_goes_while_it_is_being_opened_gives_way_to_the_newer() -> None:
+def test_open_returns_newer_snapshot_if_replaced_meanwhile() -> None:
     disk = Meanwhile(disk_with(10))
     store = SnapshotStore.open(DIRECTORY, disk=disk)
     disk.happens = ("open", lambda: write(store, 20))
@@ -424,7 +424,7 @@ def test_a_snapshot_that_goes_while_it_is_being_opened_gives_way_to_the_newer() 
     assert store.read() == content_of(30)
 
 
-def test_a_snapshot_is_not_named_once_another_has_failed() -> None:
+def test_write_raises_storage_failed_after_concurrent_transfer_failed() -> None:
     memory = disk_with(10)
     disk = Meanwhile(memory)
     store = SnapshotStore.open(DIRECTORY, disk=disk)
@@ -441,7 +441,7 @@ def test_a_snapshot_is_not_named_once_another_has_failed() -> None:
     assert store.read() == content_of(10)
 
 
-def test_a_snapshot_above_the_limit_is_not_begun() -> None:
+def test_transfer_above_size_limit_raises_format_error() -> None:
     disk = disk_with(10)
     meta = SnapshotMeta(CLUSTER, 3, LogIndex(20, 2), SNAPSHOT_BYTES_MAX + 1, bytes(32))
     words = r"too large .*index=20.*: got 8,589,934,593 bytes, expected at most 8,589,934,592 bytes\. Check"
@@ -453,7 +453,7 @@ def test_a_snapshot_above_the_limit_is_not_begun() -> None:
 # --- Damage ----------------------------------------------------------------------------------------------
 
 
-def test_every_flipped_bit_of_a_header_stops_the_node_and_removes_nothing() -> None:
+def test_flipped_bit_in_header_raises_corrupt_and_removes_nothing() -> None:
     disk = disk_with(10, 20)
     disk.write(path_of(20) + ".3.new", b"unfinished")
     before = disk.paths()
@@ -468,7 +468,7 @@ def test_every_flipped_bit_of_a_header_stops_the_node_and_removes_nothing() -> N
 
 
 @pytest.mark.parametrize("bit", [0, 8 * 700 + 3, 8 * 1500 - 1])
-def test_a_flipped_bit_of_the_content_is_found_when_it_is_read(bit: int) -> None:
+def test_flipped_bit_in_content_raises_corrupt_on_read(bit: int) -> None:
     disk = disk_with(20)
     store = store_on(disk)
     disk.flip_bit(path_of(20), SNAPSHOT_HEADER_BYTES + bit // 8, bit % 8)
@@ -479,7 +479,7 @@ def test_a_flipped_bit_of_the_content_is_found_when_it_is_read(bit: int) -> None
 
 
 @pytest.mark.parametrize("size", [0, 1, 95, 96, 97, 96 + 1499, 96 + 1501])
-def test_a_file_of_another_size_stops_the_node(size: int) -> None:
+def test_file_of_wrong_size_raises_corrupt(size: int) -> None:
     disk = disk_with(10)
     disk.write(path_of(20), (file_of(20) + b"more")[:size])
     with pytest.raises(rt.Corrupt):
@@ -487,7 +487,7 @@ def test_a_file_of_another_size_stops_the_node(size: int) -> None:
     assert disk.paths() == [path_of(10), path_of(20)]
 
 
-def test_a_file_that_is_cut_while_it_is_open_is_damaged_where_it_ends() -> None:
+def test_file_truncated_while_open_raises_corrupt_at_its_end() -> None:
     disk = disk_with(20)
     store = store_on(disk)
     reader = store.open_newest()
@@ -499,7 +499,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_damaged_where_it_ends() -> None:
         assert caught.value.offset == 96 + 1400
 
 
-def test_a_file_that_is_gone_is_corruption() -> None:
+def test_missing_file_raises_corrupt() -> None:
     disk = disk_with(20)
     store = store_on(disk)
     disk.remove(path_of(20))
@@ -508,7 +508,7 @@ def test_a_file_that_is_gone_is_corruption() -> None:
             method()
 
 
-def test_a_snapshot_under_another_name_stops_the_node() -> None:
+def test_file_under_another_name_raises_corrupt() -> None:
     disk = disk_with()
     disk.write(path_of(21), file_of(20))
     with pytest.raises(rt.Corrupt, match=r"differs from its file name.*got 20, expected 21"):
@@ -516,7 +516,7 @@ def test_a_snapshot_under_another_name_stops_the_node() -> None:
 
 
 @pytest.mark.parametrize(("offset", "value"), [(8, 0), (8, 2), (8, 65_535), (10, 1)])
-def test_another_version_or_flag_is_refused_by_name(offset: int, value: int) -> None:
+def test_unknown_version_or_flags_raise_unknown_version(offset: int, value: int) -> None:
     disk = disk_with(10)
     head = bytearray(file_of(20)[:96])
     struct.pack_into("<H", head, offset, value)
@@ -547,7 +547,7 @@ class ShortReads(MemoryDisk):
         return _ShortFile(super().create(path))  # type: ignore[return-value]
 
 
-def test_short_reads_are_read_on() -> None:
+def test_short_reads_are_continued() -> None:
     disk = ShortReads()
     disk.make_directory(DIRECTORY)
     store = store_on(disk)
@@ -561,7 +561,7 @@ def test_short_reads_are_read_on() -> None:
 
 
 @pytest.mark.parametrize("take", [write, receive])
-def test_a_full_disk_leaves_the_old_snapshot_and_no_leftovers(
+def test_full_disk_keeps_old_snapshot_and_leaves_no_partial_file(
     take: Callable[[SnapshotStore, int], object],
 ) -> None:
     disk = disk_with(10)
@@ -580,7 +580,7 @@ def test_a_full_disk_leaves_the_old_snapshot_and_no_leftovers(
 
 @pytest.mark.parametrize("take", [write, receive])
 @pytest.mark.parametrize("operation", ["create", "rename"])
-def test_a_directory_that_has_no_room_for_a_name_may_have_it_later(
+def test_full_directory_raises_disk_full_and_later_snapshot_succeeds(
     take: Callable[[SnapshotStore, int], object], operation: str
 ) -> None:
     disk = disk_with(10)
@@ -593,7 +593,7 @@ def test_a_directory_that_has_no_room_for_a_name_may_have_it_later(
     assert disk.paths() == [path_of(20)]
 
 
-def test_an_older_snapshot_that_could_not_be_removed_goes_with_the_next() -> None:
+def test_older_snapshot_left_by_failed_removal_is_removed_with_next_write() -> None:
     disk = disk_with(10)
     store = store_on(disk)
     disk.fail("remove", error=errno.ENOSPC)
@@ -606,7 +606,7 @@ def test_an_older_snapshot_that_could_not_be_removed_goes_with_the_next() -> Non
 
 @pytest.mark.parametrize("take", [write, receive])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_a_file_that_failed_to_sync_is_never_a_snapshot_and_ends_the_store(
+def test_failed_file_sync_keeps_old_snapshot_and_fails_store(
     take: Callable[[SnapshotStore, int], object], error: int
 ) -> None:
     disk = disk_with(10)
@@ -624,7 +624,7 @@ def test_a_file_that_failed_to_sync_is_never_a_snapshot_and_ends_the_store(
 
 
 @pytest.mark.parametrize("take", [write, receive])
-def test_a_directory_that_failed_to_sync_promises_nothing_and_loses_nothing(
+def test_failed_directory_sync_fails_store_with_old_or_new_snapshot_on_disk(
     take: Callable[[SnapshotStore, int], object],
 ) -> None:
     disk = disk_with(10)
@@ -641,7 +641,7 @@ def test_a_directory_that_failed_to_sync_promises_nothing_and_loses_nothing(
 
 @pytest.mark.parametrize("take", [write, receive])
 @pytest.mark.parametrize("operation", ["create", "pwritev", "rename", "remove"])
-def test_a_disk_that_fails_ends_the_store_with_a_whole_snapshot(
+def test_disk_error_fails_store_with_whole_snapshot_on_disk(
     take: Callable[[SnapshotStore, int], object], operation: str
 ) -> None:
     disk = disk_with(10)
@@ -655,7 +655,7 @@ def test_a_disk_that_fails_ends_the_store_with_a_whole_snapshot(
     assert store_on(disk).read() == store.read()
 
 
-def test_a_read_that_fails_is_said_and_changes_nothing() -> None:
+def test_read_error_raises_storage_failed_and_does_not_fail_store() -> None:
     disk = disk_with(10)
     store = store_on(disk)
     disk.fail("pread")
@@ -731,7 +731,7 @@ def prepare_leftovers(disk: MemoryDisk) -> None:
     disk.write(path_of(30) + ".7.new", b"")
 
 
-def test_leftovers_are_removed_and_what_is_not_ours_stays() -> None:
+def test_leftover_snapshot_files_are_removed_and_other_files_kept() -> None:
     disk = MemoryDisk()
     prepare_leftovers(disk)
     others = [f"{DIRECTORY}/{name}" for name in ("identity", "log.1", "snapshot.old", "snapshot.010")]
@@ -763,7 +763,7 @@ def open_only(disk: MemoryDisk, log: Log) -> None:
         pytest.param(takes(write, 20), prepare_leftovers, id="write with leftovers"),
     ],
 )
-def test_a_power_cut_at_any_change_leaves_the_promised_snapshot(
+def test_power_cut_at_any_file_change_keeps_acknowledged_snapshot(
     run: Callable[[MemoryDisk, Log], None], prepare: Callable[[MemoryDisk], None]
 ) -> None:
     assert sweep(run, check, prepare=prepare, recover=recover) > 200

@@ -1,4 +1,4 @@
-"""The pure parts around the log: what entries say, what they decide, what is in flight, what is sent next.
+"""Raft entries, replicated state, proposals, follower progress and snapshot sending, against models.
 
 Each clever part runs beside its dumb definition, over a network and a log that lose, repeat and reorder.
 """
@@ -88,7 +88,7 @@ def mutated(content: bytes, mutations: list[tuple[str, int, int]]) -> bytes:
 
 
 @given(DISK, U64, ORDINAL, st.integers(0, PACKS_MAX - 1), COMMANDS)
-def test_commands_round_trip(
+def test_commands_entry_round_trips(
     disk: bytes, run: int, floor: int, open_packs: int, commands: list[bytes]
 ) -> None:
     sequence = floor + open_packs
@@ -98,18 +98,18 @@ def test_commands_round_trip(
 
 
 @given(NAME, DISK)
-def test_a_join_round_trips(name: str, disk: bytes) -> None:
+def test_join_entry_round_trips(name: str, disk: bytes) -> None:
     content = encode_join(JoinEntry(name, disk))
     assert decode_content(content) == decode_join(content) == JoinEntry(name, disk)
 
 
-def test_nothing_is_one_byte() -> None:
+def test_noop_entry_decodes_as_noop() -> None:
     assert decode_content(NO_OP) == NoOp()
     assert decode_join(NO_OP) is None
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_an_entry_or_a_format_error(content: bytes) -> None:
+def test_entry_of_random_bytes_decodes_or_raises_format_error(content: bytes) -> None:
     try:
         decode_content(content)
     except FormatError:
@@ -117,7 +117,7 @@ def test_random_bytes_are_an_entry_or_a_format_error(content: bytes) -> None:
 
 
 @given(COMMANDS, st.booleans(), st.lists(MUTATION, min_size=1, max_size=3))
-def test_a_damaged_entry_is_another_entry_or_a_format_error(
+def test_corrupt_entry_encodes_back_unchanged_or_raises_format_error(
     commands: list[bytes], is_join: bool, mutations: list[tuple[str, int, int]]
 ) -> None:
     """What decodes fills its bytes exactly: encoded again it is the same."""
@@ -155,14 +155,12 @@ def test_a_damaged_entry_is_another_entry_or_a_format_error(
         (struct.pack("<BBHI16s", 16, 1, 3, 0, bytes(16)) + b"n1", FormatError),
     ],
 )
-def test_an_entry_that_says_nothing_that_could_be_meant_is_refused(
-    content: bytes, error: type[Exception]
-) -> None:
+def test_entry_with_invalid_header_or_length_is_rejected(content: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         decode_content(content)
 
 
-def test_an_entry_of_the_largest_command_fits() -> None:
+def test_entry_of_largest_command_fits_and_larger_one_raises_format_error() -> None:
     content = encode_commands(disk_id("n1"), 1, 1, 1, [bytes(COMMAND_BYTES_MAX)])
     assert len(content) <= ENTRY_BYTES_MAX
     assert isinstance(decode_content(content), Commands)
@@ -184,12 +182,12 @@ def states(draw: st.DrawFn) -> ClusterState:
 
 
 @given(states(), st.binary(max_size=50))
-def test_a_state_round_trips(state: ClusterState, machine: bytes) -> None:
+def test_state_round_trips(state: ClusterState, machine: bytes) -> None:
     assert decode_state(encode_state(state) + machine) == (state, machine)
 
 
 @given(states(), st.lists(MUTATION, min_size=1, max_size=3))
-def test_a_damaged_state_is_another_state_or_a_format_error(
+def test_corrupt_state_decodes_or_raises_format_error(
     state: ClusterState, mutations: list[tuple[str, int, int]]
 ) -> None:
     try:
@@ -199,19 +197,19 @@ def test_a_damaged_state_is_another_state_or_a_format_error(
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_no_state(content: bytes) -> None:
+def test_state_of_random_bytes_raises_format_error(content: bytes) -> None:
     with pytest.raises(FormatError):
         decode_state(content)
 
 
 @given(states(), st.integers(0, 10_000))
-def test_a_state_that_was_cut_is_refused(state: ClusterState, at: int) -> None:
+def test_truncated_state_raises_format_error(state: ClusterState, at: int) -> None:
     content = encode_state(state)
     with pytest.raises(FormatError):
         decode_state(content[: at % len(content)])
 
 
-def test_two_nodes_with_one_state_write_the_same_bytes() -> None:
+def test_equal_states_encode_to_equal_bytes_in_any_dict_order() -> None:
     """In whatever order their dictionaries came to be."""
     one = initial_state(bytes(16), 1, {"a": disk_id("a"), "b": disk_id("b")})
     two = initial_state(bytes(16), 1, {"b": disk_id("b"), "a": disk_id("a")})
@@ -246,7 +244,7 @@ PACK = st.tuples(st.sampled_from(["n1", "n2", "stranger"]), st.integers(1, 2), s
 
 
 @given(st.lists(PACK, max_size=40), st.integers(0, 40))
-def test_each_pack_is_carried_out_once_and_in_its_proposers_order(
+def test_packs_are_applied_once_in_order_of_their_proposer(
     packs: list[tuple[str, int, int]], restored_at: int
 ) -> None:
     """However often, in whatever order and of whatever run its entries were committed; rule 4.
@@ -272,7 +270,7 @@ def test_each_pack_is_carried_out_once_and_in_its_proposers_order(
         assert state.first_index(disk, run, sequence) == (first if is_newest else None)
 
 
-def test_outcomes_are_forgotten_once_their_proposer_knows_them() -> None:
+def test_pack_outcomes_below_floor_of_proposer_are_forgotten() -> None:
     """Else a state would grow for ever."""
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1")})
     for sequence in range(1, 101):
@@ -283,7 +281,7 @@ def test_outcomes_are_forgotten_once_their_proposer_knows_them() -> None:
 
 
 @pytest.mark.parametrize("index", [1, 3])
-def test_entries_are_applied_without_gaps_and_once(index: int) -> None:
+def test_repeated_or_skipped_entry_index_raises_assertion_error(index: int) -> None:
     state = initial_state(bytes(16), 1, {})
     with pytest.raises(AssertionError):
         state.apply(RaftEntry(NO_OP, index, 1))
@@ -297,7 +295,9 @@ CONTENT = st.one_of(
 
 
 @given(st.lists(CONTENT, max_size=10), st.lists(CONTENT, max_size=10), st.integers(1, 3))
-def test_the_chain_tells_histories_apart(one: list[bytes], two: list[bytes], term: int) -> None:
+def test_running_checksums_are_equal_only_for_equal_histories(
+    one: list[bytes], two: list[bytes], term: int
+) -> None:
     def chain(contents: list[bytes]) -> tuple[ClusterState, int]:
         state = initial_state(bytes(16), 1, {"n1": disk_id("n1")})
         for index, content in enumerate(contents, 2):
@@ -308,7 +308,7 @@ def test_the_chain_tells_histories_apart(one: list[bytes], two: list[bytes], ter
     assert (first == second) == (one == two)
 
 
-def test_the_newest_join_of_a_member_is_the_one_that_counts() -> None:
+def test_newest_join_of_member_decides_its_disk() -> None:
     """Where it was first asked for, if more than once."""
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1"), "n2": disk_id("n2")})
     assert state.disks["n2"] == claim_of("n2")
@@ -324,7 +324,7 @@ def test_the_newest_join_of_a_member_is_the_one_that_counts() -> None:
     assert state.disks["n1"] == claim_of("n1")
 
 
-def test_a_disk_that_was_replaced_proposes_nothing() -> None:
+def test_commands_of_replaced_disk_are_not_applied() -> None:
     """What it sent before it was lost may still be on its way."""
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1")})
     state.apply(RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 1))), 2, 1))
@@ -392,7 +392,7 @@ class Proposing:
 
 
 @given(st.lists(ACTION, max_size=40))
-def test_commands_are_applied_once_in_order_and_each_future_names_its_place(
+def test_commands_are_applied_once_in_order_and_futures_return_their_index(
     actions: list[tuple[str, int]],
 ) -> None:
     """Section 8 of the Raft paper: entries are lost, repeated, overtaken, committed unseen."""
@@ -415,7 +415,7 @@ def test_commands_are_applied_once_in_order_and_each_future_names_its_place(
 @given(
     st.lists(st.one_of(st.integers(0, 100), st.sampled_from([PACK_BYTES, COMMAND_BYTES_MAX])), max_size=30)
 )
-def test_every_pack_is_an_entry_that_a_log_takes(sizes: list[int]) -> None:
+def test_packs_keep_within_entry_size_and_command_limits(sizes: list[int]) -> None:
     waiting = proposals_of("n1")
     for size in sizes:
         waiting.add(bytes(size))
@@ -432,7 +432,7 @@ def test_every_pack_is_an_entry_that_a_log_takes(sizes: list[int]) -> None:
     assert taken == sizes[: len(taken)]
 
 
-def test_packs_are_asked_for_again_under_another_leader_and_after_a_while() -> None:
+def test_packs_are_proposed_again_after_leader_change_or_timeout() -> None:
     waiting = proposals_of("n1")
     waiting.add(b"x")
     [content] = waiting.next_entries(("term", 1), 0.0)
@@ -442,7 +442,7 @@ def test_packs_are_asked_for_again_under_another_leader_and_after_a_while() -> N
     assert waiting.next_entries(("term", 2), 2.0) == [content]
 
 
-def test_limits_hold_for_commands_and_bytes_until_something_is_done() -> None:
+def test_proposals_raise_overloaded_above_command_or_byte_limit_until_applied() -> None:
     waiting = proposals_of("n1", commands_max=2, command_bytes_max=10)
     waiting.add(b"12345")
     with pytest.raises(Overloaded, match="too many commands in flight"):
@@ -460,7 +460,7 @@ def test_limits_hold_for_commands_and_bytes_until_something_is_done() -> None:
         waiting.add(bytes(COMMAND_BYTES_MAX + 1))
 
 
-def test_nothing_in_flight_is_never_due() -> None:
+def test_proposals_are_never_due_with_nothing_in_flight() -> None:
     waiting = proposals_of("n1")
     assert waiting.due() == float("inf")
     waiting.add(b"x")
@@ -469,7 +469,7 @@ def test_nothing_in_flight_is_never_due() -> None:
     assert waiting.due() == 6.0
 
 
-def test_a_closed_one_fails_what_is_open_and_takes_no_more() -> None:
+def test_closed_proposals_fail_pending_futures_and_reject_commands() -> None:
     waiting = proposals_of("n1")
     futures = [waiting.add(b"taken")]
     waiting.next_entries("leader", 0.0)
@@ -574,7 +574,7 @@ STEP = st.tuples(
 
 @settings(max_examples=100)
 @given(tails(2, 3), tails(4, 6), tails(5, 7), st.lists(STEP, max_size=40))
-def test_what_a_leader_believes_of_a_follower_is_true_and_in_the_end_complete(
+def test_follower_progress_reaches_leader_log_end_over_unreliable_network(
     common: list[int], own: list[int], leads: list[int], steps: list[tuple[str, int]]
 ) -> None:
     """Section 5.3 of the Raft paper, over a network that loses, repeats and reorders."""
@@ -593,7 +593,7 @@ def test_what_a_leader_believes_of_a_follower_is_true_and_in_the_end_complete(
     assert (pair.progress.mode, pair.progress.in_flight_bytes) == (Mode.REPLICATE, 0)
 
 
-def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_progress_bounds_bytes_and_messages_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "IN_FLIGHT_BYTES_MAX", 100)
     following = FollowerProgress(2)
     following.on_matched(1)
@@ -611,7 +611,7 @@ def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(following.in_flight) == progress.IN_FLIGHT_MESSAGES_MAX
 
 
-def test_where_a_follower_agrees_is_found_with_one_message_in_flight() -> None:
+def test_follower_progress_probes_with_one_message_in_flight() -> None:
     following = FollowerProgress(10)
     assert not following.is_full
     following.on_sent(12, 5)
@@ -626,7 +626,7 @@ def test_where_a_follower_agrees_is_found_with_one_message_in_flight() -> None:
     assert (following.mode, following.next) == (Mode.REPLICATE, 8), "it has agreed to more since"
 
 
-def test_a_follower_that_is_sent_a_snapshot_is_sent_nothing_else() -> None:
+def test_follower_progress_stays_in_snapshot_mode_until_snapshot_matches() -> None:
     following = FollowerProgress(3)
     following.on_snapshot(LogIndex(50, 4))
     assert following.is_full
@@ -658,7 +658,7 @@ SENDING = st.tuples(
 
 
 @given(st.binary(min_size=1, max_size=60), st.lists(SENDING, max_size=40))
-def test_a_snapshot_arrives_whole_over_a_network_that_does_anything(
+def test_snapshot_sender_delivers_whole_snapshot_over_unreliable_network(
     content: bytes, steps: list[tuple[str, int]]
 ) -> None:
     """Also to a follower that forgot what it had; and no more than the window is under way at once."""
@@ -708,7 +708,7 @@ def reply_to(chunk: InstallSnapshot, received: int) -> InstallSnapshotReply:
     return InstallSnapshotReply(chunk.term, chunk.snapshot, reached, received, False, claim_of("n2"))
 
 
-def test_a_receiver_that_lost_what_it_had_is_sent_it_again_when_it_says_so() -> None:
+def test_snapshot_sender_resends_bytes_reported_lost_by_receiver() -> None:
     sender = SnapshotSender(BytesReader(b"snapshot"))  # type: ignore[arg-type]
     [whole] = sender.chunks(3)
     sender.on_reply(reply_to(whole, 8))
@@ -720,7 +720,7 @@ def test_a_receiver_that_lost_what_it_had_is_sent_it_again_when_it_says_so() -> 
     assert [(chunk.offset, chunk.data) for chunk in sender.chunks(4)] == [(0, b"snapshot")]
 
 
-def test_what_is_only_slow_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_sender_sends_each_byte_once_over_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat without an answer proves no loss."""
     monkeypatch.setattr(replication, "CHUNK_BYTES_MAX", 5)
     content = bytes(range(50))
@@ -740,7 +740,7 @@ def test_what_is_only_slow_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) ->
     assert list(sender.chunks(3)) == []
 
 
-def test_what_a_follower_has_from_an_earlier_connection_is_not_sent_again(
+def test_snapshot_sender_skips_bytes_received_over_earlier_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replication, "WINDOW_BYTES", 10)
@@ -752,5 +752,5 @@ def test_what_a_follower_has_from_an_earlier_connection_is_not_sent_again(
     assert [(chunk.offset, len(chunk.data)) for chunk in sender.chunks(3)] == [(90, 5), (95, 5)]
 
 
-def test_a_place_before_every_entry_has_no_term() -> None:
+def test_nowhere_is_log_index_0_of_term_0() -> None:
     assert LogIndex(0, 0) == NOWHERE

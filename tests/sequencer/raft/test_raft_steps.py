@@ -1,4 +1,4 @@
-"""What a member's status says of its return: the leader's snapshot, then the commands behind it."""
+"""Phases that the status of a returning member reports: starting, snapshot, commands, ready."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def away(cluster: Lockstep) -> str:
     return name
 
 
-def test_a_member_applies_commands_after_its_own_snapshot(clock: Clock) -> None:
+def test_member_with_own_snapshot_reports_commands_phase(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100)
     cluster.commit(b"before")
     cluster.idle(1)
@@ -58,7 +58,7 @@ def test_a_member_applies_commands_after_its_own_snapshot(clock: Clock) -> None:
     assert [step.done for step in applied] == sorted(step.done for step in applied)
 
 
-def test_a_member_that_needs_compacted_entries_receives_a_snapshot(clock: Clock) -> None:
+def test_member_needing_compacted_entries_reports_snapshot_phase(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, keep_bytes=1, segment_bytes=1000)
     name = away(cluster)
     for round_ in range(3):
@@ -79,7 +79,7 @@ def test_a_member_that_needs_compacted_entries_receives_a_snapshot(clock: Clock)
     cluster.converge()
 
 
-def test_a_blank_member_starts_with_nothing_known(clock: Clock) -> None:
+def test_isolated_blank_member_reports_starting_phase(clock: Clock) -> None:
     cluster = Lockstep(clock, ["n1", "n2", "n3"])
     cluster.isolate("n3")
     cluster.idle(1)

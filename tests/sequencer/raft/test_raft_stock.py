@@ -1,4 +1,4 @@
-"""What PySyncObj breaks and this package keeps: each hazard on the stock class first, then on ours.
+"""Hazards of PySyncObj, each shown on PySyncObj as released, and that rt's Raft avoids them.
 
 The stock class runs as released, but for a transport that a test reads and feeds, and no thread. A test of it
 asserts that it *does* break: should a later version mend something, the test says so, and what we replace
@@ -160,7 +160,7 @@ def run(driven: Driven, rounds: int = 4) -> None:
 # --- A. What survives ------------------------------------------------------------------------------------
 
 
-def test_a1_stock_acknowledges_what_no_power_cut_would_leave(
+def test_pysyncobj_acknowledges_command_without_fsync(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is synced on the way to an acknowledgement: neither the mapped journal nor any file."""
@@ -186,7 +186,7 @@ def test_a1_stock_acknowledges_what_no_power_cut_would_leave(
     assert synced == ["mmap"], "the watch works"
 
 
-def test_a1_ours_has_synced_what_it_acknowledges(clock: Clock) -> None:
+def test_rt_keeps_acknowledged_command_after_power_cut(clock: Clock) -> None:
     driven = our_single(clock)
     [future] = driven.propose(b"x")
     run(driven)
@@ -196,7 +196,7 @@ def test_a1_ours_has_synced_what_it_acknowledges(clock: Clock) -> None:
     assert later.commands == [b"x"]
 
 
-def test_a2_stock_votes_twice_when_its_vote_is_unreadable(clock: Clock, tmp_path: Path) -> None:
+def test_pysyncobj_votes_twice_in_one_term_if_vote_file_is_empty(clock: Clock, tmp_path: Path) -> None:
     """What a power cut leaves of a file that was renamed and never synced may be empty."""
     journal = tmp_path / "journal"
     vote = {"type": "request_vote", "term": 5, "last_log_index": 9, "last_log_term": 4}
@@ -209,7 +209,7 @@ def test_a2_stock_votes_twice_when_its_vote_is_unreadable(clock: Clock, tmp_path
         stock.destroy()
 
 
-def test_a2_ours_does_not_start_without_its_vote(clock: Clock) -> None:
+def test_rt_raises_corrupt_at_start_if_vote_is_lost(clock: Clock) -> None:
     driven = ours(clock)
     driven.request_vote("n2", 5, LogIndex(9, 4))
     disk = driven.kept("none")
@@ -220,7 +220,9 @@ def test_a2_ours_does_not_start_without_its_vote(clock: Clock) -> None:
         Driven(clock, driven.config, disk)
 
 
-def test_a3_stock_clears_a_journal_that_is_older_than_its_dump(clock: Clock, tmp_path: Path) -> None:
+def test_pysyncobj_loses_acknowledged_entries_if_killed_between_dump_and_compaction(
+    clock: Clock, tmp_path: Path
+) -> None:
     """The state of the disk between the child's rename of the dump and the parent's compaction."""
     settings = {"journalFile": str(tmp_path / "journal"), "fullDumpFile": str(tmp_path / "dump")}
     stock = Stock(members="a", **settings)
@@ -252,7 +254,7 @@ def test_a3_stock_clears_a_journal_that_is_older_than_its_dump(clock: Clock, tmp
     again.destroy()
 
 
-def test_a3_ours_keeps_what_is_after_the_snapshot(clock: Clock) -> None:
+def test_rt_keeps_entries_after_snapshot_if_restarted_before_compaction(clock: Clock) -> None:
     driven = our_single(clock, snapshot_ms=100, keep_entries=1)
     for item in (b"a", b"b", b"c"):
         driven.propose(item)
@@ -273,7 +275,7 @@ def test_a3_ours_keeps_what_is_after_the_snapshot(clock: Clock) -> None:
     assert later.commands == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_a4_stock_acknowledges_without_a_majority_below_a_stale_commit_index(
+def test_pysyncobj_acknowledges_without_majority_below_stale_commit_index(
     clock: Clock, tmp_path: Path
 ) -> None:
     """The journal's end was lost, the commit index beside it was not."""
@@ -293,7 +295,7 @@ def test_a4_stock_acknowledges_without_a_majority_below_a_stale_commit_index(
     stock.destroy()
 
 
-def test_a4_ours_knows_nothing_to_be_committed_but_its_snapshot(clock: Clock) -> None:
+def test_rt_restarts_with_commit_index_of_its_snapshot(clock: Clock) -> None:
     driven = ours(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=4)
     driven.step()
@@ -310,7 +312,7 @@ class Killed(BaseException):
     """kill -9, as code sees it."""
 
 
-def test_a5_stock_loses_the_tail_when_it_is_killed_while_it_compacts(
+def test_pysyncobj_loses_journal_tail_if_killed_during_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "journal"
@@ -337,7 +339,7 @@ def test_a5_stock_loses_the_tail_when_it_is_killed_while_it_compacts(
 
 
 @pytest.mark.parametrize("keep", ["all", "none", "some"])
-def test_a5_ours_keeps_the_tail_wherever_it_dies_while_it_compacts(clock: Clock, keep: Any) -> None:
+def test_rt_keeps_log_tail_after_power_cut_at_any_point_of_compaction(clock: Clock, keep: Any) -> None:
     for change in range(1, 60):
         driven = ours(clock)
         driven.log._segment_bytes = 1
@@ -368,7 +370,7 @@ def install(stock: Stock, content: bytes, *, term: int, commit: int, peer: str =
         stock.hear(peer, type="append_entries", term=term, commit_index=commit, serialized=serialized)
 
 
-def test_a7_stock_runs_with_an_empty_state_when_its_snapshot_is_damaged(clock: Clock, tmp_path: Path) -> None:
+def test_pysyncobj_runs_with_empty_state_if_snapshot_is_corrupt(clock: Clock, tmp_path: Path) -> None:
     (tmp_path / "dump").write_bytes(b"damaged")
     stock = Stock(fullDumpFile=str(tmp_path / "dump"))
     stock.tick(3)
@@ -378,7 +380,7 @@ def test_a7_stock_runs_with_an_empty_state_when_its_snapshot_is_damaged(clock: C
     stock.destroy()
 
 
-def test_a7_stock_acknowledges_a_log_that_nobody_compared_when_an_install_fails(clock: Clock) -> None:
+def test_pysyncobj_acknowledges_uncompared_entries_if_snapshot_install_fails(clock: Clock) -> None:
     stock = Stock()
     stock.append(1, (1, 0), [stock.entry(item, at, 1) for at, item in enumerate("xyz", 2)], 1)
     stock.recorder.sent.clear()
@@ -387,7 +389,7 @@ def test_a7_stock_acknowledges_a_log_that_nobody_compared_when_an_install_fails(
     assert (reply["success"], reply["next_node_idx"]) == (True, 5), "entries 2 to 4 were never compared"
 
 
-def test_a7_ours_neither_starts_with_nor_takes_a_damaged_snapshot(clock: Clock) -> None:
+def test_rt_neither_installs_nor_starts_with_corrupt_snapshot(clock: Clock) -> None:
     driven = ours(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
     sent = driven.hear("n3", InstallSnapshot(3, LogIndex(9, 3), 3, bytes(32), 0, b"bad"))
@@ -403,7 +405,7 @@ def test_a7_ours_neither_starts_with_nor_takes_a_damaged_snapshot(clock: Clock) 
 # --- B. The protocol -------------------------------------------------------------------------------------
 
 
-def test_b1_stock_applies_an_uncommitted_tail_at_a_snapshots_message(clock: Clock) -> None:
+def test_pysyncobj_applies_uncommitted_tail_after_empty_snapshot_chunk(clock: Clock) -> None:
     """Fatal where every node is to build the same bytes: even an empty chunk does it."""
     stock = Stock()
     stock.append(1, (1, 0), [stock.entry(item, at, 1) for at, item in enumerate("xyz", 2)], 1)
@@ -412,7 +414,7 @@ def test_b1_stock_applies_an_uncommitted_tail_at_a_snapshots_message(clock: Cloc
     assert stock.items == ["x", "y", "z"], "the leader of term 2 may have other entries there"
 
 
-def test_b1_ours_commits_only_what_was_compared(clock: Clock) -> None:
+def test_rt_commits_only_compared_entries_after_snapshot_chunk(clock: Clock) -> None:
     driven = ours(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
     driven.hear("n3", InstallSnapshot(3, LogIndex(9, 3), 10, bytes(32), 0, b"abc"))
@@ -421,7 +423,7 @@ def test_b1_ours_commits_only_what_was_compared(clock: Clock) -> None:
     assert (driven.commands, driven.status.committed) == ([], 1)
 
 
-def test_b2_stock_applies_twice_when_a_callback_fails(clock: Clock) -> None:
+def test_pysyncobj_applies_command_twice_if_callback_fails(clock: Clock) -> None:
     def fail(_result: Any, _reason: Any) -> None:
         raise LookupError
 
@@ -436,7 +438,7 @@ def test_b2_stock_applies_twice_when_a_callback_fails(clock: Clock) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_b2_ours_applies_once_when_a_callback_fails(clock: Clock) -> None:
+def test_rt_applies_command_once_if_callback_fails(clock: Clock) -> None:
     def fail(_future: Any) -> None:
         raise LookupError
 
@@ -446,7 +448,7 @@ def test_b2_ours_applies_once_when_a_callback_fails(clock: Clock) -> None:
     assert driven.commands == [b"x"]
 
 
-def test_b2_ours_ends_when_its_machine_fails_and_does_not_apply_again(clock: Clock) -> None:
+def test_rt_stops_without_reapplying_if_state_machine_fails(clock: Clock) -> None:
     def fail(index: int, command: bytes) -> None:
         applied.append((index, command))
         raise LookupError
@@ -464,7 +466,7 @@ def test_b2_ours_ends_when_its_machine_fails_and_does_not_apply_again(clock: Clo
     assert later.commands == [b"x"]
 
 
-def test_b4_stock_drops_acknowledged_entries_at_a_late_append(clock: Clock) -> None:
+def test_pysyncobj_drops_acknowledged_entries_after_late_append(clock: Clock) -> None:
     stock = Stock()
     entries = [stock.entry(item, at, 1) for at, item in enumerate("wxyz", 2)]
     stock.append(1, (1, 0), entries, 5)
@@ -474,7 +476,7 @@ def test_b4_stock_drops_acknowledged_entries_at_a_late_append(clock: Clock) -> N
     assert (stock.index(), stock.raftLastApplied) == (2, 5)
 
 
-def test_b4_ours_drops_nothing_at_a_late_append(clock: Clock) -> None:
+def test_rt_keeps_all_entries_after_late_append(clock: Clock) -> None:
     driven = ours(clock)
     entries = entries_of([2, 2, 2, 2])
     driven.append(2, INITIAL, entries, commit=5)
@@ -483,7 +485,7 @@ def test_b4_ours_drops_nothing_at_a_late_append(clock: Clock) -> None:
     assert driven.reopened("none").log.last == LogIndex(5, 2)
 
 
-def test_b5_stock_counts_an_acknowledgement_of_an_earlier_term(clock: Clock) -> None:
+def test_pysyncobj_counts_acknowledgement_of_earlier_term(clock: Clock) -> None:
     """It does not say of which term it is: what stood at that index then has been cut since."""
     stock = Stock()
     stock.lead(clock)
@@ -504,7 +506,7 @@ def test_b5_stock_counts_an_acknowledgement_of_an_earlier_term(clock: Clock) -> 
     assert (outcomes, stock.items) == ([FAIL_REASON.SUCCESS], ["x"]), "on one node of three"
 
 
-def test_b5_ours_does_not_count_an_acknowledgement_of_an_earlier_term(clock: Clock) -> None:
+def test_rt_ignores_acknowledgement_of_earlier_term(clock: Clock) -> None:
     driven = ours(clock)
     term = driven.lead()
     driven.hear("n3", AppendEntriesReply(term + 1, False, 2, 1, claim_of("n3")))
@@ -516,7 +518,7 @@ def test_b5_ours_does_not_count_an_acknowledgement_of_an_earlier_term(clock: Clo
     assert (driven.commands, driven.status.committed) == ([], 1)
 
 
-def test_b7_stock_throws_a_log_away_that_is_ahead_of_the_snapshot(clock: Clock) -> None:
+def test_pysyncobj_discards_log_ahead_of_installed_snapshot(clock: Clock) -> None:
     stock = Stock()
     stock.append(1, (1, 0), [stock.entry(item, at, 1) for at, item in enumerate("vwxyz", 2)], 6)
     stock.tick()
@@ -525,7 +527,7 @@ def test_b7_stock_throws_a_log_away_that_is_ahead_of_the_snapshot(clock: Clock) 
     assert (stock.items, stock.index()) == (list("vw"), 3)
 
 
-def test_b7_ours_keeps_a_log_that_is_ahead_of_the_snapshot(clock: Clock) -> None:
+def test_rt_keeps_log_ahead_of_received_snapshot(clock: Clock) -> None:
     driven = ours(clock)
     driven.append(2, INITIAL, entries_of([2] * 5), commit=6)
     run(driven)
@@ -534,7 +536,7 @@ def test_b7_ours_keeps_a_log_that_is_ahead_of_the_snapshot(clock: Clock) -> None
     assert (driven.status.applied, driven.log.last, len(driven.commands)) == (6, LogIndex(6, 2), 5)
 
 
-def test_b8_stock_counts_a_voter_twice(clock: Clock) -> None:
+def test_pysyncobj_counts_repeated_vote_of_one_voter_twice(clock: Clock) -> None:
     stock = Stock(members="abcde")
     clock.advance(2.0)
     stock.tick()
@@ -543,7 +545,7 @@ def test_b8_stock_counts_a_voter_twice(clock: Clock) -> None:
     assert stock._isLeader(), "with two of five"
 
 
-def test_b8_ours_counts_a_voter_once(clock: Clock) -> None:
+def test_rt_counts_repeated_vote_of_one_voter_once(clock: Clock) -> None:
     driven = ours(clock, 5)
     term = driven.stand()
     for _ in range(3):
@@ -551,7 +553,7 @@ def test_b8_ours_counts_a_voter_once(clock: Clock) -> None:
     assert driven.raft.role == "candidate"
 
 
-def test_b10_stock_takes_a_large_command_for_finished_before_it_is(clock: Clock) -> None:
+def test_pysyncobj_finishes_large_command_before_its_last_piece(clock: Clock) -> None:
     """The pickled entry is longer than the command, and the last piece is told by the command's length."""
     leader = Stock(appendEntriesBatchSizeBytes=100)
     leader.lead(clock)
@@ -571,7 +573,7 @@ def test_b10_stock_takes_a_large_command_for_finished_before_it_is(clock: Clock)
 
 
 @pytest.mark.parametrize("size", [1, 65_535, 65_536, 131_070, COMMAND_BYTES_MAX])
-def test_b10_ours_sends_a_command_of_any_size_whole(clock: Clock, size: int) -> None:
+def test_rt_replicates_commands_of_any_size_unchanged(clock: Clock, size: int) -> None:
     driven = ours(clock)
     driven.lead()
     driven.acknowledge("n2", 2)
@@ -592,7 +594,7 @@ def _moved(append: AppendEntries, index: int) -> tuple[RaftEntry, ...]:
     return tuple(entry._replace(index=at) for at, entry in enumerate(append.entries, index))
 
 
-def test_b11_stock_leaves_a_stale_leader_in_the_dark(clock: Clock) -> None:
+def test_pysyncobj_sends_no_reply_to_stale_leader(clock: Clock) -> None:
     stock = Stock()
     stock.append(7, (1, 0), [], 1)
     stock.recorder.sent.clear()
@@ -600,27 +602,27 @@ def test_b11_stock_leaves_a_stale_leader_in_the_dark(clock: Clock) -> None:
     assert stock.recorder.sent == []
 
 
-def test_b11_ours_tells_a_stale_leader(clock: Clock) -> None:
+def test_rt_replies_to_stale_leader_with_current_term(clock: Clock) -> None:
     driven = ours(clock)
     driven.append(7, INITIAL)
     assert driven.append(3, INITIAL, peer="n3").term == 7
 
 
-def test_b13_stock_deposes_a_leader_by_a_term_that_grew_alone(clock: Clock) -> None:
+def test_pysyncobj_leader_steps_down_for_outdated_candidate_of_higher_term(clock: Clock) -> None:
     stock = Stock()
     stock.lead(clock)
     stock.hear("c", type="request_vote", term=1000, last_log_index=0, last_log_term=0)
     assert (stock._isLeader(), stock.raftCurrentTerm) == (False, 1000)
 
 
-def test_b13_ours_stays_leader(clock: Clock) -> None:
+def test_rt_leader_stays_leader_at_vote_request_of_higher_term(clock: Clock) -> None:
     driven = ours(clock)
     term = driven.lead()
     driven.request_vote("n3", 1000, INITIAL)
     assert (driven.raft.role, driven.raft.term) == ("leader", term)
 
 
-def test_b14_stock_forgets_callbacks_that_a_snapshot_covers(clock: Clock) -> None:
+def test_pysyncobj_never_calls_callback_of_command_covered_by_snapshot(clock: Clock) -> None:
     stock = Stock()
     stock.append(1, (1, 0), [], 1)
     outcomes: list[Any] = []
@@ -635,7 +637,7 @@ def test_b14_stock_forgets_callbacks_that_a_snapshot_covers(clock: Clock) -> Non
     assert (stock.items, outcomes) == (["mine", "more"], []), "it is applied, and nobody will ever be told"
 
 
-def test_b14_stock_applies_a_command_twice_that_was_asked_for_again(clock: Clock) -> None:
+def test_pysyncobj_applies_repeated_forwarded_command_twice(clock: Clock) -> None:
     stock = Stock()
     stock.lead(clock)
     entry, _, _ = stock.entry("x", 0, 0)
@@ -647,7 +649,7 @@ def test_b14_stock_applies_a_command_twice_that_was_asked_for_again(clock: Clock
     assert stock.items == ["x", "x"]
 
 
-def test_b14_ours_applies_it_once(clock: Clock) -> None:
+def test_rt_applies_repeated_forwarded_command_once(clock: Clock) -> None:
     driven = ours(clock)
     driven.lead()
     pack = Forward(encode_commands(disk_id("n2"), 1, 1, 1, [b"x"]))
@@ -688,7 +690,7 @@ def ends(
     far.close()
 
 
-def test_b16_stock_closes_a_quiet_link_at_the_first_vote(
+def test_pysyncobj_closes_idle_connection_and_loses_first_vote_request(
     clock: Clock, ends: tuple[TcpConnection, StillPoller, socket.socket]
 ) -> None:
     """Followers say nothing to each other: the first request_vote of an election is lost with the link.
@@ -717,7 +719,7 @@ def stock_frame(message: Any) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def test_c1_stock_does_what_a_stranger_sends(
+def test_pysyncobj_executes_pickle_of_unidentified_peer(
     ends: tuple[TcpConnection, StillPoller, socket.socket], tmp_path: Path
 ) -> None:
     """Before it has asked who that is."""
@@ -727,7 +729,7 @@ def test_c1_stock_does_what_a_stranger_sends(
     assert (tmp_path / "made by a stranger").is_dir()
 
 
-def test_c1_stock_does_what_a_command_says(clock: Clock, tmp_path: Path) -> None:
+def test_pysyncobj_executes_pickle_in_forwarded_command(clock: Clock, tmp_path: Path) -> None:
     stock = Stock(members="a")
     clock.advance(2.0)
     stock.tick(2)
@@ -739,7 +741,9 @@ def test_c1_stock_does_what_a_command_says(clock: Clock, tmp_path: Path) -> None
     assert (tmp_path / "made").is_dir()
 
 
-def test_c1_ours_refuses_it_unread(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rt_never_unpickles_received_bytes(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Frames, commands and snapshots: nothing that arrives is ever unpickled."""
     pickled = pickle.dumps(MakesDirectory(str(tmp_path / "made")), 2)
     for name in ("load", "loads", "Unpickler"):
@@ -769,7 +773,7 @@ def stock_frame_of(pickled: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def test_c4_stock_continues_after_a_failure_of_its_storage(
+def test_pysyncobj_applies_command_after_storage_failure(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread logs the error and ticks again: what was not kept is in memory, and is acknowledged."""
@@ -791,7 +795,7 @@ def test_c4_stock_continues_after_a_failure_of_its_storage(
     assert stock.items == ["x"]
 
 
-def test_c4_ours_ends_at_a_failure_of_its_storage(clock: Clock) -> None:
+def test_rt_raises_storage_failed_without_applying_if_sync_fails(clock: Clock) -> None:
     driven = our_single(clock)
     [future] = driven.propose(b"x")
     driven.disk.fail("sync")
@@ -801,7 +805,7 @@ def test_c4_ours_ends_at_a_failure_of_its_storage(clock: Clock) -> None:
     assert (driven.commands, future.done()) == ([], False)
 
 
-def test_a_proposers_disk_must_be_a_members(clock: Clock) -> None:
+def test_commands_of_disk_of_non_member_are_not_applied(clock: Clock) -> None:
     """Stock takes commands from whoever connects as "readonly"; here the log itself says who may."""
     state = initial_state(b"c" * 16, 1, {"n1": disk_id("n1")})
     applied = state.apply(RaftEntry(encode_commands(disk_id("stranger"), 1, 1, 1, [b"x"]), 2, 1))

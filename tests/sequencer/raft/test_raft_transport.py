@@ -1,4 +1,4 @@
-"""The Raft transport: what arrives, how a mesh is made, dialling."""
+"""The Raft transport: delivery, flushing, polling, setup of a mesh, and dialling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def has_come(connection: RaftConnection) -> bool:
 # --- what arrives -----------------------------------------------------------------------------------------
 
 
-def test_all_kinds_of_messages_arrive_both_ways_in_order(net: Net) -> None:
+def test_messages_of_all_kinds_arrive_in_order_both_ways(net: Net) -> None:
     first, second, first_inbox, second_inbox = net.pair()
     for message in MESSAGES * 50:
         assert first.send("n2", message)
@@ -65,7 +65,7 @@ def test_three_members_have_one_connection_for_each_pair(node_tls: dict[str, TLS
         mesh.close()
 
 
-def test_bursts_of_many_mebibytes_both_ways_do_not_block_each_other(net: Net) -> None:
+def test_large_bursts_both_ways_do_not_block_each_other(net: Net) -> None:
     first, second, first_inbox, second_inbox = net.pair()
     sizes = [1 << 20, 1, 300_000, 200_000, 100, 1 << 20] * 4
     burst = [Forward(bytes([i]) * size) for i, size in enumerate(sizes)]
@@ -78,7 +78,7 @@ def test_bursts_of_many_mebibytes_both_ways_do_not_block_each_other(net: Net) ->
     assert first_inbox.messages("n2") == second_inbox.messages("n1") == burst
 
 
-def test_a_frame_as_large_as_they_come_arrives(net: Net) -> None:
+def test_frame_of_maximum_size_arrives(net: Net) -> None:
     first, _, _, inbox = net.pair()
     largest = AppendEntries(
         1, LogIndex(1, 1), 0, 0, 0, tuple(RaftEntry(b"0123456789abcdef", i + 2, 1) for i in range(1 << 17))
@@ -91,7 +91,7 @@ def test_a_frame_as_large_as_they_come_arrives(net: Net) -> None:
     assert inbox.messages("n1") == [largest, Forward(b"behind it")]
 
 
-def test_a_poll_takes_every_record_that_has_come(net: Net) -> None:
+def test_poll_delivers_every_received_tls_record(net: Net) -> None:
     first, second, _, inbox = net.pair()
     for content in (b"one", bytes(40_000), b"three"):
         first.send("n2", Forward(content))
@@ -101,7 +101,7 @@ def test_a_poll_takes_every_record_that_has_come(net: Net) -> None:
     assert inbox.messages("n1") == [Forward(b"one"), Forward(bytes(40_000)), Forward(b"three")]
 
 
-def test_nothing_leaves_before_flush_but_pings_do(net: Net) -> None:
+def test_messages_wait_for_flush_but_pings_do_not(net: Net) -> None:
     first, second, _, inbox = net.pair(ping_s=0.005)
     first.send("n2", Forward(b"queued"))
     heard_s = second._up["n1"].received_s
@@ -112,7 +112,7 @@ def test_nothing_leaves_before_flush_but_pings_do(net: Net) -> None:
     assert inbox.messages("n1") == [Forward(b"queued")]
 
 
-def test_what_is_queued_after_a_flush_waits_for_the_next_one_while_poll_sends_the_rest(net: Net) -> None:
+def test_messages_queued_after_flush_wait_for_next_flush_while_poll_sends_flushed_ones(net: Net) -> None:
     first, second, _, inbox = net.pair(ping_s=0.005)
     large = [Forward(bytes(1 << 20))] * 16
     for message in large:
@@ -129,7 +129,7 @@ def test_what_is_queued_after_a_flush_waits_for_the_next_one_while_poll_sends_th
     assert inbox.messages("n1")[-1] == Forward(b"later")
 
 
-def test_what_the_kernel_did_not_take_leaves_later_although_nothing_arrives(net: Net) -> None:
+def test_unsent_rest_of_flush_is_sent_later_without_incoming_bytes(net: Net) -> None:
     first, _, _, inbox = net.pair(ping_s=3600.0, silence_s=3600.0)
     for _ in range(16):
         first.send("n2", Forward(bytes(1 << 20)))
@@ -138,7 +138,7 @@ def test_what_the_kernel_did_not_take_leaves_later_although_nothing_arrives(net:
     net.drive(lambda: inbox.count("message") == 16)
 
 
-def test_what_tls_holds_after_a_full_burst_is_not_left_there(
+def test_bytes_buffered_in_tls_are_delivered_after_full_read_burst(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh_module, "BURST_BYTES", 1)
@@ -149,7 +149,7 @@ def test_what_tls_holds_after_a_full_burst_is_not_left_there(
         net.close(mesh)
 
 
-def test_what_was_sent_before_the_end_is_delivered_before_it(net: Net) -> None:
+def test_message_sent_before_close_is_delivered_before_down_event(net: Net) -> None:
     mesh = net.mesh("n1")
     context = net.tls["n2"].ssl_client_context()
     greeted, go = threading.Event(), threading.Event()
@@ -171,7 +171,7 @@ def test_what_was_sent_before_the_end_is_delivered_before_it(net: Net) -> None:
     assert [event[0] for event in inbox.events] == ["up", "message", "down"]
 
 
-def test_a_message_to_somebody_who_is_not_connected_is_dropped(net: Net) -> None:
+def test_message_to_unconnected_peer_is_dropped(net: Net) -> None:
     mesh = net.mesh("n1")
     assert not mesh.send("n2", Forward(b""))
     assert not mesh.send("stranger", Forward(b""))
@@ -179,7 +179,7 @@ def test_a_message_to_somebody_who_is_not_connected_is_dropped(net: Net) -> None
     assert mesh.connected == frozenset()
 
 
-def test_wake_ends_the_present_poll_or_the_next_one(net: Net) -> None:
+def test_wake_ends_current_or_next_poll(net: Net) -> None:
     mesh = net.mesh("n1", members={"n1": net.members["n1"]}, reload_s=3600.0)
     mesh.poll(0)  # the first look at the certificates is due at once
     mesh.wake()
@@ -190,7 +190,7 @@ def test_wake_ends_the_present_poll_or_the_next_one(net: Net) -> None:
     thread.join()
 
 
-def test_what_the_receiver_raises_comes_out_of_poll_whatever_its_kind(net: Net) -> None:
+def test_poll_raises_error_of_receiver(net: Net) -> None:
     first, _, _, inbox = net.pair()
 
     def fail(event: tuple[object, ...]) -> None:
@@ -206,7 +206,7 @@ def test_what_the_receiver_raises_comes_out_of_poll_whatever_its_kind(net: Net) 
 # --- how it is made, and dialling -------------------------------------------------------------------------
 
 
-def test_a_mesh_is_only_made_for_its_own_member(pki: Pki, net: Net) -> None:
+def test_mesh_requires_own_node_certificate_and_valid_members(pki: Pki, net: Net) -> None:
     members = {"n1": "localhost:1", "n2": "localhost:2"}
     with pytest.raises(CertificateError):
         TlsMesh(name="n2", listen=(HOST, 0), members=members, tls=net.tls["n1"])
@@ -219,18 +219,18 @@ def test_a_mesh_is_only_made_for_its_own_member(pki: Pki, net: Net) -> None:
         TlsMesh(name="n1", listen=(HOST, 0), members=members | {"n3": "localhost"}, tls=net.tls["n1"])
 
 
-def test_a_mesh_that_listens_on_all_interfaces_is_reached(net: Net) -> None:
+def test_mesh_listening_on_all_interfaces_is_reachable(net: Net) -> None:
     first, second = net.mesh("n1", listen=("", net.port("n1"))), net.mesh("n2")
     net.drive(lambda: first.connected and second.connected)
 
 
-def test_a_port_that_is_taken_is_named(net: Net) -> None:
+def test_error_for_port_in_use_names_host_and_port(net: Net) -> None:
     mesh = net.mesh("n1")
     with pytest.raises(OSError, match=f"cannot listen on {HOST}:{mesh.port}"):
         TlsMesh(name="n1", listen=(HOST, mesh.port), members=net.members, tls=net.tls["n1"])
 
 
-def test_a_member_is_reached_by_name_although_the_resolver_takes_its_time(
+def test_slow_name_resolution_does_not_block_poll_and_member_is_connected(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, lookup = threading.Event(), dialer_module._lookup
@@ -250,7 +250,7 @@ def test_a_member_is_reached_by_name_although_the_resolver_takes_its_time(
     net.drive(lambda: first.connected and second.connected)
 
 
-def test_attempts_take_the_addresses_in_turn_with_pauses_that_grow_and_begin_again(
+def test_dialer_rotates_addresses_with_growing_backoff_that_resets_after_stable_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = [dialer_module.DialTarget(socket.AF_INET, (f"10.0.0.{i}", 1)) for i in range(3)]
@@ -280,7 +280,7 @@ def test_attempts_take_the_addresses_in_turn_with_pauses_that_grow_and_begin_aga
     assert dialer.is_due(now_s)
 
 
-def test_a_name_without_address_is_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dialer_raises_os_error_if_name_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(host: str, port: int, flags: int = 0) -> list[dialer_module.DialTarget]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

@@ -1,4 +1,4 @@
-"""The Raft transport with rotated certificates, strangers, and members that misbehave."""
+"""The Raft transport with rotated certificates, unauthorized peers and misbehaving members."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def served_certificate(net: Net, mesh: TlsMesh, context: ssl.SSLContext) -> str:
     return ssl.DER_cert_to_PEM_cert(seen[0])
 
 
-def test_rotated_certificates_are_taken_without_a_restart_and_bad_ones_left_alone(
+def test_rotated_certificate_is_used_without_restart_and_invalid_one_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pki = Pki(tmp_path / "pki")
@@ -99,7 +99,7 @@ STRANGERS: dict[str, tuple[str, Callable[[Pki, Path], ssl.SSLContext | None]]] =
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_stranger_is_refused_and_counted(stranger: str, tmp_path: Path) -> None:
+def test_unauthorized_peer_is_refused_and_counted_by_reason(stranger: str, tmp_path: Path) -> None:
     reason, context = STRANGERS[stranger]
     pki = Pki(tmp_path / "pki")
     net = Net({name: pki.tls(name) for name in ("n0", "n1", "n2")})
@@ -114,14 +114,14 @@ def test_a_stranger_is_refused_and_counted(stranger: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("payload", [b"GET / HTTP/1.1\r\n\r\n", pickle.dumps({"type": "x"}), bytes(64)])
-def test_other_protocols_are_refused_before_anything_is_parsed(net: Net, payload: bytes) -> None:
+def test_connection_without_tls_is_refused_and_counted(net: Net, payload: bytes) -> None:
     mesh = net.mesh("n1")
     with attacker(mesh.port, None, payload):
         net.drive(lambda: mesh.refused["tls"])
 
 
 @pytest.mark.parametrize(("dns", "reason"), [((), "tls"), (("n1",), "name")], ids=["host", "identity"])
-def test_a_dialler_refuses_another_member_at_that_address(
+def test_dialing_member_refuses_another_member_at_dialed_address(
     pki: Pki, net: Net, dns: tuple[str, ...], reason: str
 ) -> None:
     other = pki.tls("n3", dns=dns)
@@ -154,7 +154,7 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("what", FRAMES)
-def test_a_member_that_sends_what_no_member_sends_is_cut_off(net: Net, what: str) -> None:
+def test_member_is_disconnected_and_counted_after_invalid_frame(net: Net, what: str) -> None:
     reason, payload = FRAMES[what]
     mesh = net.mesh("n1")
     with attacker(mesh.port, net.tls["n2"].ssl_client_context(), payload):
@@ -167,7 +167,7 @@ def test_a_member_that_sends_what_no_member_sends_is_cut_off(net: Net, what: str
     assert mesh.refused.total() == 1
 
 
-def test_a_frame_that_arrives_byte_by_byte_is_put_together(net: Net) -> None:
+def test_frame_received_byte_by_byte_is_delivered_whole(net: Net) -> None:
     mesh = net.mesh("n1")
     context = net.tls["n2"].ssl_client_context()
     done = threading.Event()
@@ -186,7 +186,7 @@ def test_a_frame_that_arrives_byte_by_byte_is_put_together(net: Net) -> None:
     assert net.inboxes[mesh].messages("n2") == [MESSAGES[2]]
 
 
-def test_silent_connections_are_bounded_and_end_while_members_are_served(
+def test_silent_connections_are_limited_and_time_out_while_members_are_served(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -220,7 +220,7 @@ class OutOfFiles:
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-def test_a_process_out_of_files_pauses_to_accept_and_continues(
+def test_listener_pauses_when_out_of_file_descriptors_and_accepts_later(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = net.mesh("n1")

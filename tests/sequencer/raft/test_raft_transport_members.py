@@ -1,4 +1,4 @@
-"""The mesh when its members change: new ones, removed ones, other addresses, nodes that are no members."""
+"""Member changes in the mesh: added and removed members, changed addresses, notices to non-members."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def three(node_tls: dict[str, TLS]) -> Iterator[Net]:
         mesh.close()
 
 
-def test_a_member_that_is_added_is_connected(three: Net) -> None:
+def test_added_member_is_connected(three: Net) -> None:
     two = {name: three.members[name] for name in ("n1", "n2")}
     first, second = (three.mesh(name, members=two) for name in two)
     third = three.mesh("n3")
@@ -35,7 +35,7 @@ def test_a_member_that_is_added_is_connected(three: Net) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_is_removed_is_disconnected_and_gets_the_notice(three: Net) -> None:
+def test_removed_member_is_disconnected_and_receives_notice(three: Net) -> None:
     first, third = three.mesh("n1"), three.mesh("n3")
     three.drive(lambda: first.connected and third.connected)
     inbox, before = three.inboxes[first], three.inboxes[third]
@@ -50,7 +50,7 @@ def test_a_member_that_is_removed_is_disconnected_and_gets_the_notice(three: Net
     assert first.refused["member"]
 
 
-def test_a_refused_node_that_becomes_a_member_is_connected_at_once(three: Net) -> None:
+def test_refused_node_is_connected_when_it_becomes_member(three: Net) -> None:
     two = {name: three.members[name] for name in ("n1", "n2")}
     first = three.mesh("n1", members=two)
     first.set_members(two, NOTICE)
@@ -61,7 +61,7 @@ def test_a_refused_node_that_becomes_a_member_is_connected_at_once(three: Net) -
     assert set(first.connected) == {"n3"}
 
 
-def test_the_least_name_dials_the_others_only_on_demand(three: Net) -> None:
+def test_member_with_lowest_name_dials_others_only_on_demand(three: Net) -> None:
     """Otherwise it would never learn that they do not dial it any more."""
     two = {name: three.members[name] for name in ("n2", "n3")}
     first, third = three.mesh("n1"), three.mesh("n3", members=two)
@@ -73,7 +73,7 @@ def test_the_least_name_dials_the_others_only_on_demand(three: Net) -> None:
     assert set(first._dialers._dialers) == set()
 
 
-def test_a_member_with_another_address_is_dialled_there(three: Net) -> None:
+def test_member_with_changed_address_is_dialed_at_new_address(three: Net) -> None:
     wrong = {**three.members, "n1": f"{HOST}:1"}
     third, first = three.mesh("n3", members=wrong), three.mesh("n1")
     three.drive(lambda: third._dialers._dialers["n1"].failures)
@@ -81,13 +81,13 @@ def test_a_member_with_another_address_is_dialled_there(three: Net) -> None:
     three.drive(lambda: first.connected)
 
 
-def test_a_member_without_an_address_is_not_dialled(three: Net) -> None:
+def test_member_without_address_is_not_dialed(three: Net) -> None:
     third = three.mesh("n3")
     third.set_members({**three.members, "n1": "", "n2": ""}, None)
     assert set(third._dialers._dialers) == set()
 
 
-def test_a_certificate_of_another_kind_gets_no_notice(three: Net, pki: object) -> None:
+def test_certificate_of_another_stream_is_refused_without_notice(three: Net, pki: object) -> None:
     first = three.mesh("n1")
     first.set_members(dict(three.members), NOTICE)
     three.tls["n3"] = pki.tls("n3", stream="other")  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The boundaries of a copy against a list of them, also where they were thinned out."""
+"""The index of batch boundaries of a session replica: lookups, pruning and thinning, against a list."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dumb_stretch(marks: list[ChecksummedBoundary], start: int, end: int) -> Rang
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
-def test_all_that_is_told_of_a_segment_is_what_a_list_says(seed):
+def test_batch_index_matches_plain_list_after_adding_and_pruning(seed):
     rng = random.Random(seed)
     whole = boundaries(rng, rng.randrange(1, 60))
     known, at, below = BatchIndex(), 0, 0
@@ -66,7 +66,7 @@ def _places(start: ChecksummedBoundary, end: ChecksummedBoundary) -> tuple[int, 
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
-def test_thinning_keeps_true_stretches_and_what_every_other_node_keeps(seed):
+def test_thinned_batch_index_has_exact_range_infos_and_keeps_boundaries_common_to_all_nodes(seed):
     coarse = 500
     rng = random.Random(seed)
     whole = boundaries(rng, 400)
@@ -92,7 +92,7 @@ def test_thinning_keeps_true_stretches_and_what_every_other_node_keeps(seed):
             assert known.range_info(start.offset, end.offset) == dumb_stretch(whole, *_places(start, end))
 
 
-def test_an_offset_that_is_no_boundary_is_not_known():
+def test_batch_index_returns_none_for_offset_between_boundaries():
     known = BatchIndex()
     assert (known.end, known.before(64), known.range_info(64, 128)) == (0, None, None)
     known.add([ChecksummedBoundary(64, 0, 1, 0, 0, 0), ChecksummedBoundary(128, 1, 2, 0, 0, 9)])
@@ -101,5 +101,5 @@ def test_an_offset_that_is_no_boundary_is_not_known():
     assert known.before(63) is None
 
 
-def test_reports_and_copies_thin_out_alike():
+def test_reporter_and_batch_index_thin_by_same_byte_distance():
     assert marks_module.COARSE_BYTES == reporter.COARSE_BYTES

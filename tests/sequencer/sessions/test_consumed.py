@@ -1,4 +1,4 @@
-"""What merging consumed, and what of it may be let go of."""
+"""Consumed ranges: which session bytes durable merge instructions release, each of them once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def added(plans: list[WritePlan]) -> ConsumedRanges:
     return consumed
 
 
-def test_what_is_let_go_of_is_what_durable_instructions_consumed_and_nothing_twice(story):
+def test_drain_returns_session_ends_consumed_by_durable_instructions_once(story):
     for at in range(len(story.plans)):
         consumed = added(story.plans)
         taken = consumed.drain(story.plans[at].instruction)
@@ -39,7 +39,7 @@ def test_what_is_let_go_of_is_what_durable_instructions_consumed_and_nothing_twi
         assert {end.session_id: end for end in rest} == last_of(story.plans[at + 1 :])
 
 
-def test_a_session_is_durable_here_with_the_last_instruction_that_consumed_of_it(story):
+def test_session_is_durable_from_last_instruction_consuming_it(story):
     consumed = added(story.plans)
     last = {end.session_id: plan.instruction for plan in story.plans for end in plan.consumed}
     for session_id, instruction in last.items():
@@ -48,7 +48,7 @@ def test_a_session_is_durable_here_with_the_last_instruction_that_consumed_of_it
     assert consumed.is_durable(max(last) + 1, 0)
 
 
-def test_a_state_that_came_whole_is_let_go_of_when_its_own_instruction_is_durable(story):
+def test_sessions_of_received_state_are_released_when_its_instruction_is_durable(story):
     consumed = ConsumedRanges()
     consumed.start(story.state, [])
     merged = [session for session in story.state.sessions.values() if consumed_place(session)]
@@ -58,16 +58,14 @@ def test_a_state_that_came_whole_is_let_go_of_when_its_own_instruction_is_durabl
     assert {end.session_id for end in consumed.drain(story.state.instruction)} == {one.id for one in merged}
 
 
-def test_what_could_not_be_let_go_of_is_tried_again():
+def test_session_end_put_back_is_drained_again_once():
     consumed, end = added([]), SessionEnd(1, 0, 1, 64, 5)
     consumed.put_back(1, end)
     assert consumed.drain(2) == [end]
     assert consumed.drain(3) == []
 
 
-def test_of_very_many_instructions_not_merged_here_what_they_consumed_is_known_to_the_last(
-    story, monkeypatch
-):
+def test_consumed_ranges_stay_bounded_and_keep_last_end_of_every_session(story, monkeypatch):
     monkeypatch.setattr(module, "CONSUMED_MAX", 4)
     consumed = added(story.plans)
     assert len(consumed._waiting) <= 4

@@ -1,4 +1,4 @@
-"""Sessions that come and go: how many may be open, when they are closed, and what is left of them."""
+"""Session life cycle: limits on open sessions, closing of idle ones, and what is kept after closing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def closed(state: SequencerState, session_id: int, run: int = 0) -> None:
 # Limits
 
 
-def test_one_certificate_opens_no_more_sessions_than_are_allowed() -> None:
+def test_open_sessions_are_limited_per_certificate_and_in_total() -> None:
     state = new_state()
     apply(state, Configure(sessions_per_name_max=2, sessions_max=4))
     ids = [opened(state, name, number) for number, name in enumerate(["pub", "pub~a"])]
@@ -94,7 +94,7 @@ def test_one_certificate_opens_no_more_sessions_than_are_allowed() -> None:
     opened(state, "pub~b", 2)
 
 
-def test_a_directory_that_was_made_again_takes_over_also_where_no_other_is_let_in() -> None:
+def test_new_incarnation_opens_at_session_limit_but_second_one_is_rejected() -> None:
     state = new_state()
     apply(state, Configure(sessions_per_name_max=1, sessions_max=1))
     first = opened(state, "pub", 1)
@@ -106,7 +106,7 @@ def test_a_directory_that_was_made_again_takes_over_also_where_no_other_is_let_i
     opened(state, "pub", 3)
 
 
-def test_one_owner_has_so_many_dedup_ids_and_no_more() -> None:
+def test_dedup_ids_per_owner_are_limited() -> None:
     """Each leaves its watermark in the state for good: a publisher must not fill all nodes with them."""
     state = new_state()
     state.wanted = {f"feed~{number}": 1 for number in range(DEDUP_IDS_MAX)}
@@ -118,7 +118,7 @@ def test_one_owner_has_so_many_dedup_ids_and_no_more() -> None:
         must(RunOpened, apply(state, opening(f"pub~{number}", dedup=dedup_id)))
 
 
-def test_runs_that_a_hostile_publisher_opens_take_little_of_the_state() -> None:
+def test_runs_opened_by_hostile_publisher_are_bounded_in_state() -> None:
     state = new_state()
     for number in range(20):
         for run in range(2000):
@@ -131,7 +131,7 @@ def test_runs_that_a_hostile_publisher_opens_take_little_of_the_state() -> None:
     assert per_run * (RUNS_PER_OWNER_MAX + SESSIONS_PER_NAME_MAX * RUNS_PER_SESSION) < 2**20
 
 
-def test_a_closed_session_that_is_opened_again_counts() -> None:
+def test_reopened_session_counts_against_session_limit() -> None:
     state = new_state()
     apply(state, Configure(sessions_max=1))
     first = opened(state, "a", 1)
@@ -146,7 +146,7 @@ def test_a_closed_session_that_is_opened_again_counts() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "close", "forget"]), st.integers(0, 5)), max_size=60))
-def test_counts_and_indexes_are_what_the_sessions_say(acts: list[tuple[str, int]]) -> None:
+def test_counts_and_indexes_of_state_match_its_sessions(acts: list[tuple[str, int]]) -> None:
     state = new_state()
     gone: set[tuple[str, bytes]] = set()
     for at, (act, which) in enumerate(acts):
@@ -194,7 +194,7 @@ def looked(idle: IdleSessions, until_ns: int, begin_ns: int = 0) -> list[int]:
     return next(filter(None, found), idle.plan(until_ns))
 
 
-def test_a_session_without_a_publisher_is_closed_where_a_majority_says_it_ends() -> None:
+def test_idle_session_is_closed_at_end_reported_by_majority() -> None:
     state = new_state()
     do_open(state)
     tracker, endings = ends(state)
@@ -216,7 +216,7 @@ def test_a_session_without_a_publisher_is_closed_where_a_majority_says_it_ends()
         assert planner.plan() == [CloseRun(1, 0, 0, 64 + 30 * 8, 30)]
 
 
-def test_a_publisher_that_is_there_or_comes_back_in_time_keeps_its_session_open() -> None:
+def test_session_stays_open_while_publisher_is_present_or_if_it_returns_in_time() -> None:
     state = new_state()
     do_open(state)
     do_open(state, "b", incarnation=1)
@@ -231,7 +231,7 @@ def test_a_publisher_that_is_there_or_comes_back_in_time_keeps_its_session_open(
 
 
 @pytest.mark.parametrize("minutes", [0, 1, 60])
-def test_the_time_is_configured_and_none_closes_nothing(minutes: int) -> None:
+def test_idle_time_is_configurable_and_0_closes_no_session(minutes: int) -> None:
     state = new_state()
     do_open(state)
     apply(state, Configure(session_idle_minutes=minutes))
@@ -241,7 +241,7 @@ def test_the_time_is_configured_and_none_closes_nothing(minutes: int) -> None:
 
 
 @pytest.mark.parametrize("pause_minutes", [1, 60])
-def test_time_in_which_the_leader_itself_stood_still_closes_no_session(pause_minutes: int) -> None:
+def test_idle_time_excludes_pause_of_leader(pause_minutes: int) -> None:
     """A node was paused: it heard nothing of publishers that were there all the time."""
     state = new_state()
     do_open(state)
@@ -257,7 +257,7 @@ def test_time_in_which_the_leader_itself_stood_still_closes_no_session(pause_min
     assert looked(idle, woken_ns + MINUTE_NS + POLL_NS, woken_ns + MINUTE_NS - POLL_NS) == [1]
 
 
-def test_an_operator_closes_a_session_and_its_end_may_be_lost_everywhere() -> None:
+def test_session_closed_by_operator_is_closed_even_if_its_last_bytes_are_lost() -> None:
     state = new_state()
     do_open(state)
     tracker, endings = ends(state)
@@ -289,7 +289,7 @@ def test_an_operator_closes_a_session_and_its_end_may_be_lost_everywhere() -> No
         ("unknown", (0, 64, 0), False),
     ],
 )
-def test_a_run_that_is_closed_without_its_last_messages_is_counted_once(
+def test_run_closed_without_its_last_messages_is_counted_as_cut_short_once(
     known: str, end: tuple[int, int, int], is_cut: bool
 ) -> None:
     """No merged byte says so: a session that lost its last messages looks like one that had no more."""
@@ -316,7 +316,7 @@ def test_a_run_that_is_closed_without_its_last_messages_is_counted_once(
     assert state.runs_cut_short == (end != (0, 64, 0)), "the total is kept"
 
 
-def test_waiting_runs_that_are_closed_together_are_all_counted() -> None:
+def test_waiting_runs_closed_together_are_each_counted_as_cut_short() -> None:
     state = new_state()
     runs = tuple(SealedRun(run, bytes(8), End(0, 128, 10)) for run in range(3))
     must(RunOpened, apply(state, OpenSealedRuns("a", incarnation(1), None, runs)))
@@ -325,7 +325,7 @@ def test_waiting_runs_that_are_closed_together_are_all_counted() -> None:
     assert (state.runs_cut_short, [*state.closed]) == (3, [1])
 
 
-def test_after_it_was_closed_a_session_goes_on_with_the_next_start_and_its_numbers() -> None:
+def test_closed_session_continues_numbering_with_next_run() -> None:
     state = new_state()
     opened(state, "a", 0)
     do_merge(state, piece())
@@ -341,7 +341,7 @@ def test_after_it_was_closed_a_session_goes_on_with_the_next_start_and_its_numbe
 # Forgetting
 
 
-def test_the_oldest_closed_sessions_are_forgotten_once_a_majority_has_merged_them() -> None:
+def test_oldest_closed_sessions_are_forgotten_once_merged_by_majority() -> None:
     state = new_state()
     old = OldSessions(state, 0, kept=2)
     count = 2 + FORGET_AT_ONCE
@@ -362,7 +362,7 @@ def test_the_oldest_closed_sessions_are_forgotten_once_a_majority_has_merged_the
     assert old.plan([count] * 3, 2, 0) is None
 
 
-def test_who_opens_and_closes_sessions_without_end_pushes_out_only_records_of_its_own() -> None:
+def test_owner_cycling_sessions_evicts_only_its_own_session_records() -> None:
     """A publisher whose record is gone is fenced when it comes back."""
     state = new_state()
     old = OldSessions(state, 0, kept=2)
@@ -377,7 +377,7 @@ def test_who_opens_and_closes_sessions_without_end_pushes_out_only_records_of_it
 
 
 @pytest.mark.parametrize("minutes", [0, 60])
-def test_publishers_whose_sessions_a_hard_reset_closed_have_time_to_come_again(minutes: int) -> None:
+def test_sessions_closed_by_hard_reset_are_kept_for_idle_time(minutes: int) -> None:
     """All of them at once are too many to be remembered, and none of them is to be fenced for that."""
     state = new_state()
     apply(state, Configure(session_idle_minutes=minutes))
@@ -395,7 +395,7 @@ def test_publishers_whose_sessions_a_hard_reset_closed_have_time_to_come_again(m
     assert late == (Forget(tuple(range(2, count))) if minutes else None)
 
 
-def test_an_incarnation_that_is_forgotten_stays_fenced_and_its_name_is_free() -> None:
+def test_forgotten_incarnation_stays_fenced_and_its_name_is_free() -> None:
     state = new_state()
     closed(state, opened(state, "a", 1))
     must(Forgotten, apply(state, Forget((1,))))
@@ -407,7 +407,7 @@ def test_an_incarnation_that_is_forgotten_stays_fenced_and_its_name_is_free() ->
     assert opened(state, "a", 2) == 3
 
 
-def test_an_incarnation_that_is_forgotten_before_an_older_one_leaves_the_same_state_as_its_snapshot() -> None:
+def test_forgetting_newer_incarnation_first_leaves_state_equal_to_its_snapshot() -> None:
     """Else nodes that began with the snapshot would refuse what the others let in."""
     state = new_state()
     for number in range(2):
@@ -419,7 +419,7 @@ def test_an_incarnation_that_is_forgotten_before_an_older_one_leaves_the_same_st
     assert apply(restored, third) == must(RunOpened, apply(state, third))
 
 
-def test_an_open_session_or_an_unknown_one_is_not_forgotten() -> None:
+def test_forget_of_open_or_unknown_session_is_rejected() -> None:
     state = new_state()
     opened(state, "a", 1)
     before = encode_state(state)
@@ -427,7 +427,7 @@ def test_an_open_session_or_an_unknown_one_is_not_forgotten() -> None:
     assert encode_state(state) == before
 
 
-def test_who_waits_for_an_incarnation_that_is_forgotten_waits_no_more() -> None:
+def test_incarnation_waiting_for_forgotten_one_can_be_merged() -> None:
     state = new_state()
     first = opened(state, "a", 1)
     second = opened(state, "a", 2)
@@ -437,7 +437,7 @@ def test_who_waits_for_an_incarnation_that_is_forgotten_waits_no_more() -> None:
     assert state.position == 10
 
 
-def test_an_incarnation_is_forgotten_after_the_one_that_superseded_it() -> None:
+def test_older_incarnation_can_be_forgotten_after_newer_one() -> None:
     state = new_state()
     for number in range(2):
         closed(state, opened(state, "a", number))
@@ -462,7 +462,7 @@ def come_and_go(state: SequencerState, name: str, numbers: Iterable[int]) -> Non
     must(Forgotten, apply(state, Forget(tuple(ids))))
 
 
-def test_who_opens_and_closes_sessions_without_end_pushes_out_only_keys_of_its_own(few_kept: int) -> None:
+def test_owner_cycling_sessions_evicts_only_its_own_forgotten_keys(few_kept: int) -> None:
     state = new_state()
     come_and_go(state, "honest", range(2))
     come_and_go(state, "honest~b", [2])
@@ -476,7 +476,7 @@ def test_who_opens_and_closes_sessions_without_end_pushes_out_only_keys_of_its_o
     ] * 5
 
 
-def test_owners_share_what_is_kept_and_the_oldest_of_each_go_first(few_kept: int) -> None:
+def test_owners_share_forgotten_key_limit_and_oldest_keys_of_each_are_evicted_first(few_kept: int) -> None:
     state = new_state()
     for owner in ("a", "b", "c"):
         come_and_go(state, owner, range(few_kept))
@@ -489,7 +489,9 @@ def test_owners_share_what_is_kept_and_the_oldest_of_each_go_first(few_kept: int
 
 
 @given(st.dictionaries(st.integers(0, 20), st.integers(1, 5), max_size=12), st.integers(0, 40))
-def test_as_many_are_taken_of_each_as_if_one_were_taken_at_a_time(sizes: dict[int, int], count: int) -> None:
+def test_taken_from_largest_equals_repeatedly_taking_one_from_largest(
+    sizes: dict[int, int], count: int
+) -> None:
     left = dict(sizes)
     for _ in range(min(count, sum(sizes.values()))):
         left[max(left, key=lambda one: left[one])] -= 1
@@ -499,7 +501,7 @@ def test_as_many_are_taken_of_each_as_if_one_were_taken_at_a_time(sizes: dict[in
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4)), max_size=8), st.integers(0, 8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_keys_that_go_are_the_same_in_a_snapshot_and_in_a_replay(
+def test_forgotten_key_eviction_is_identical_after_snapshot_and_in_replay(
     few_kept: int, steps: list[tuple[str, int]], snapshot_at: int
 ) -> None:
     state, restored, number = new_state(), new_state(), 0
@@ -515,7 +517,7 @@ def test_keys_that_go_are_the_same_in_a_snapshot_and_in_a_replay(
 
 
 @pytest.mark.slow
-def test_thousands_of_sessions_that_come_and_go_leave_little_behind() -> None:
+def test_state_snapshot_and_leader_memory_stay_bounded_over_thousands_of_sessions() -> None:
     """State, snapshot and what the leader knows: as large after 4,000 sessions as after 2,000."""
     state = new_state()
     do_join(state, "n1", "n2", "n3")
@@ -576,13 +578,13 @@ def test_thousands_of_sessions_that_come_and_go_leave_little_behind() -> None:
     assert len(idle._heard_ns) == len(old._merged) == len(tracker._segments) == late[2]
 
 
-def test_limits_that_are_not_set_are_the_usual_ones() -> None:
+def test_configuration_has_default_session_limits_and_idle_time() -> None:
     usual = Configuration()
     assert (usual.sessions_max, usual.sessions_per_name_max) == (10_000, 1_000)
     assert usual.session_idle_minutes == 7 * 24 * 60
 
 
-def test_who_restores_a_disk_does_not_wait_for_a_session_that_is_forgotten() -> None:
+def test_disk_restoration_does_not_wait_for_forgotten_session() -> None:
     state = new_state()
     do_join(state, "n1", "n2", "n3")
     session_id = opened(state, "a", 1)
@@ -602,7 +604,7 @@ def test_who_restores_a_disk_does_not_wait_for_a_session_that_is_forgotten() -> 
     assert [restore.node for restore in restoring.plan(told, {"n3": state.instruction})] == ["n3"]
 
 
-def test_a_session_that_is_forgotten_is_not_planned_for_again() -> None:
+def test_forgotten_session_is_not_pending_in_speculation() -> None:
     state = new_state()
     session_id = opened(state, "a", 1)
     speculation = Speculation(state)

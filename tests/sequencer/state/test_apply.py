@@ -1,4 +1,4 @@
-"""Apply: what each command does, and why it does nothing; and what an order lays down, byte for byte."""
+"""Applying commands to the replicated state: outcomes, rejections, and byte-exact write plans."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def shown(state: SequencerState, what: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["instructions", "runs", "incarnations", "log_and_disks"])
-def test_a_story_is_told_as_the_script_says(name: str, run_script: Callable[..., None]) -> None:
+def test_apply_outcomes_match_script(name: str, run_script: Callable[..., None]) -> None:
     def answer(case: Case) -> str:
         state, answers = new_state(), list[str]()
         for line in case.lines:
@@ -173,7 +173,9 @@ def test_a_story_is_told_as_the_script_says(name: str, run_script: Callable[...,
     ],
     ids=["runs", "holds"],
 )
-def test_no_more_are_kept_than_the_bound(fill: Callable[[int], Command], one_more: int, why: str) -> None:
+def test_runs_and_holds_beyond_limit_are_rejected_without_state_change(
+    fill: Callable[[int], Command], one_more: int, why: str
+) -> None:
     state = new_state()
     for number in range(one_more):
         assert not isinstance(apply(state, fill(number)), CommandRejected)
@@ -185,7 +187,7 @@ def test_no_more_are_kept_than_the_bound(fill: Callable[[int], Command], one_mor
 # Lives
 
 
-def test_an_opening_is_known_by_its_session_and_is_done_once() -> None:
+def test_open_run_is_idempotent_for_its_session() -> None:
     state = new_state()
     assert apply(state, opening("a")) == RunOpened(1, 0)
     assert apply(state, opening("b", incarnation=1)) == RunOpened(2, 0)
@@ -198,7 +200,7 @@ def test_an_opening_is_known_by_its_session_and_is_done_once() -> None:
     assert state.sessions[1].last_run == 7
 
 
-def test_a_fence_and_a_configuration_may_be_repeated() -> None:
+def test_repeated_fence_and_configure_do_not_change_state() -> None:
     state = new_state()
     merged(state)
     for command, outcome in (
@@ -211,7 +213,7 @@ def test_a_fence_and_a_configuration_may_be_repeated() -> None:
         assert encode_state(state) == before
 
 
-def test_a_configuration_changes_what_it_names() -> None:
+def test_configure_changes_only_named_settings() -> None:
     state = new_state()
     apply(state, Configure(roll_minutes=5))
     apply(state, Configure(session_bytes_max=1000))
@@ -222,7 +224,7 @@ def test_a_configuration_changes_what_it_names() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["open", "fence", "close", "merge"])), max_size=40)
 )
-def test_whatever_comes_incarnations_are_merged_in_their_order(
+def test_incarnations_are_merged_and_closed_in_order(
     steps: list[tuple[int, str]],
 ) -> None:
     """The dumb definition: an incarnation may be merged or end when all before it of its name have ended."""
@@ -270,7 +272,7 @@ def block_counts(order: WritePlan) -> list[tuple[int, int, int]]:
     ],
     ids=["the same", "below", "straddling", "straddling by one", "above"],
 )
-def test_ids_that_were_merged_are_skipped(
+def test_already_merged_dedup_numbers_are_skipped(
     first: int, count: int, blocks: list[tuple[int, int, int]], wanted: int
 ) -> None:
     state = new_state()
@@ -283,7 +285,7 @@ def test_ids_that_were_merged_are_skipped(
     assert end_of(state.sessions[2]) == End(0, 128, first + count)
 
 
-def test_two_sessions_of_one_dedup_id_share_an_instruction() -> None:
+def test_two_sessions_of_one_dedup_id_merge_in_one_instruction() -> None:
     state = new_state()
     dedup(state)
     order = do_merge(state, piece(1, start=128, end=192, first=10, count=5), piece(2, first=5, count=20))
@@ -291,14 +293,14 @@ def test_two_sessions_of_one_dedup_id_share_an_instruction() -> None:
     assert state.wanted == {"d": 25}
 
 
-def test_the_first_id_of_a_dedup_id_is_where_it_begins() -> None:
+def test_dedup_id_starts_at_first_merged_number() -> None:
     state = new_state()
     do_open(state, dedup="d")
     assert block_counts(do_merge(state, piece(first=1000))) == [(1, 0, 10)]
     assert state.wanted == {"d": 1010}
 
 
-def test_as_many_messages_may_be_skipped_as_a_range_holds() -> None:
+def test_block_can_skip_all_but_one_message_of_largest_range() -> None:
     """The skip of a block header has 32 bits."""
     state = new_state()
     do_open(state, "a", dedup="d")
@@ -311,7 +313,7 @@ def test_as_many_messages_may_be_skipped_as_a_range_holds() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=20))
-def test_each_id_is_merged_once_by_whichever_of_two_sessions_brings_it_first(
+def test_each_dedup_number_is_merged_once_from_first_of_two_sessions(
     steps: list[tuple[bool, int]],
 ) -> None:
     state = new_state()
@@ -334,7 +336,7 @@ def test_each_id_is_merged_once_by_whichever_of_two_sessions_brings_it_first(
     assert state.position == len(seen)
 
 
-def test_take_looks_ahead_with_the_session_it_is_given() -> None:
+def test_resolve_range_continues_from_given_session_without_changing_state() -> None:
     state = new_state()
     merged(state)
     ahead = resolve_range(state, piece(start=128, end=256, first=10), None)
@@ -356,7 +358,7 @@ def filled(roll_bytes: int) -> tuple[SequencerState, WritePlan, WritePlan]:
     return state, first, do_merge(state, piece(start=128, end=192, first=10))
 
 
-def test_a_segment_of_exactly_roll_bytes_is_followed_by_the_next() -> None:
+def test_merged_segment_rolls_at_exactly_roll_bytes() -> None:
     size = filled(1 << 30)[1].end_offset
     state, first, second = filled(size)
     assert (first.segment, first.offset) == (SegmentId(0, 0), 0)
@@ -373,7 +375,7 @@ def test_a_segment_of_exactly_roll_bytes_is_followed_by_the_next() -> None:
     assert not state.segments
 
 
-def test_a_roll_seals_the_segment_at_once_and_the_next_one_waits_for_messages() -> None:
+def test_roll_seals_segment_at_once_and_next_one_receives_first_block_with_messages() -> None:
     state = new_state()
     dedup(state)
     first, position, chain = state.merged, state.position, state.merged.chain
@@ -390,7 +392,7 @@ def test_a_roll_seals_the_segment_at_once_and_the_next_one_waits_for_messages() 
     assert (following.segment, following.offset, following.blocks[0].is_declaration) == ((0, 1), 64, True)
 
 
-def test_a_session_is_declared_once_in_a_segment() -> None:
+def test_session_is_declared_once_per_segment() -> None:
     state = new_state()
     do_open(state, "a")
     do_open(state, "b", incarnation=1)
@@ -401,7 +403,7 @@ def test_a_session_is_declared_once_in_a_segment() -> None:
     assert [block.is_declaration for block in order.blocks] == [False, False]
 
 
-def test_an_instruction_of_which_nothing_is_left_begins_no_segment() -> None:
+def test_instruction_with_only_skipped_messages_starts_no_segment() -> None:
     """The first thing a stream merges may be of no message: then there is no segment yet."""
     state = new_state()
     do_open(state, dedup="d")
@@ -532,7 +534,7 @@ def apply_both(replicas: list[SequencerState], command: Command) -> Outcome:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=100)
-def test_orders_make_a_dense_log_of_all_messages_the_same_on_every_replica(seed: int) -> None:
+def test_write_plans_produce_dense_merged_log_of_all_messages(seed: int) -> None:
     state, merger, sources = run_all(seed)
     heard = merger.read()
     assert [message.position for message in heard] == list(range(state.position))

@@ -1,4 +1,4 @@
-"""Commands: what is encoded is decoded, and nothing else; what decodes is well-formed."""
+"""Encoding of commands: round trips, rejection of malformed bytes and fields, bytes of version 1."""
 
 from __future__ import annotations
 
@@ -233,13 +233,15 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
 
 @given(COMMANDS)
 @settings(max_examples=200)
-def test_a_command_survives_its_bytes(command: Command) -> None:
+def test_command_decodes_to_encoded_value(command: Command) -> None:
     assert decode_command(encode_command(command)) == command
 
 
 @given(COMMANDS, st.data())
 @settings(max_examples=200)
-def test_changed_bytes_are_a_command_or_a_format_error(command: Command, data: st.DataObject) -> None:
+def test_modified_command_bytes_decode_consistently_or_raise_decode_error(
+    command: Command, data: st.DataObject
+) -> None:
     body = bytearray(encode_command(command))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(body)))
@@ -249,7 +251,7 @@ def test_changed_bytes_are_a_command_or_a_format_error(command: Command, data: s
 
 @given(st.binary(max_size=80))
 @settings(max_examples=200)
-def test_random_bytes_are_a_command_or_a_format_error(body: bytes) -> None:
+def test_random_bytes_decode_consistently_or_raise_decode_error(body: bytes) -> None:
     check_total(body)
 
 
@@ -262,7 +264,7 @@ def check_total(body: bytes) -> None:
 
 
 @given(st.lists(COMMANDS, max_size=4))
-def test_every_cut_of_a_command_is_refused_or_says_less(commands: list[Command]) -> None:
+def test_truncated_command_bytes_decode_consistently_or_raise_decode_error(commands: list[Command]) -> None:
     for command in commands:
         body = encode_command(command)
         for size in range(len(body)):
@@ -299,7 +301,7 @@ GOOD_RANGE: dict[str, Any] = {
     ],
     ids=str,
 )
-def test_a_range_that_no_segment_has_is_refused(fields: dict[str, int]) -> None:
+def test_merge_range_with_invalid_field_is_rejected(fields: dict[str, int]) -> None:
     MergeRange(**GOOD_RANGE)
     with pytest.raises(ValueError):
         MergeRange(**(GOOD_RANGE | fields))
@@ -328,7 +330,7 @@ def many(count: int) -> tuple[MergeRange, ...]:
     ],
     ids=["number 0", "a huge number", "before 1970", "too late", "none", "too many", "twice", "disordered"],
 )
-def test_an_instruction_that_cannot_be_is_refused(
+def test_merge_instruction_with_invalid_field_raises_value_error(
     number: int, sequenced_ns: int, parts: tuple[MergeRange, ...]
 ) -> None:
     assert MergeInstruction(1, 0, many(RANGES_MAX))
@@ -349,7 +351,7 @@ def test_an_instruction_that_cannot_be_is_refused(
     ],
     ids=str,
 )
-def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any]) -> None:
+def test_open_run_with_invalid_field_is_rejected(fields: dict[str, Any]) -> None:
     good = {"session": "a", "incarnation": b"I" * 16, "dedup_id": "d", "run": 0, "run_id": b"L" * 8}
     assert OpenRun(**good)
     with pytest.raises((ValueError, InvalidName)):
@@ -446,7 +448,7 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
     ],
     ids=range(80),
 )
-def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
+def test_other_commands_with_invalid_fields_are_rejected(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName, FormatError)):
         wrong()
 
@@ -457,21 +459,21 @@ def asking(content: bytes) -> bytes:
     return pb.Command(version=1, ask=ask).SerializeToString()
 
 
-def test_a_reset_is_told_from_all_other_commands_and_from_nonsense() -> None:
+def test_reset_of_returns_reset_command_and_none_for_other_bytes() -> None:
     for command in EXAMPLES:
         assert reset_of(encode_command(command)) == (command if isinstance(command, ResetCluster) else None)
     assert reset_of(b"\xff") is None
     assert reset_of(pb.Command(version=2, reset=pb.Reset()).SerializeToString()) is None
 
 
-def test_what_can_be_configured_is_the_configuration() -> None:
+def test_configurable_settings_match_configuration_fields_and_contain_defaults() -> None:
     names = [field.name for field in fields(Configuration)]
     assert names == [field.name for field in fields(Configure)] == [*CONFIGURABLE]
     for name, (least, end) in CONFIGURABLE.items():
         assert least <= getattr(Configuration(), name) < end
 
 
-def test_a_newer_version_or_kind_is_told_from_nonsense() -> None:
+def test_newer_command_raises_unknown_version_and_invalid_bytes_raise_format_error() -> None:
     newer = pb.Command(version=2)
     newer.fence.run = 1
     for message in (newer, pb.Command(version=1), pb.Command()):
@@ -481,7 +483,7 @@ def test_a_newer_version_or_kind_is_told_from_nonsense() -> None:
         decode_command(b"\xff")
 
 
-def test_the_bytes_of_version_1(golden: Any) -> None:
+def test_command_bytes_of_version_1_match_golden_file(golden: Any) -> None:
     parts = [encode_command(command) for command in EXAMPLES]
     dump = Dump(b"".join(parts))
     for part, command in zip(parts, EXAMPLES, strict=True):

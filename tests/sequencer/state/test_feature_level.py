@@ -1,4 +1,4 @@
-"""The feature level: who may raise it, what it changes in bytes, and who refuses to go on."""
+"""The feature level: checks before raising it, its effect on the encoded state, and unknown levels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def member(name: str, latest: int, *, version: str = "1.2.0", is_current: bool =
     return MemberLevel(name, latest, version, is_current)
 
 
-def test_the_levels_are_dense_from_1() -> None:
+def test_feature_levels_are_consecutive_from_1() -> None:
     assert list(PERMITS) == list(range(1, LATEST + 1))
 
 
@@ -65,18 +65,22 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("level", "current", "members", "why"), REFUSED)
-def test_a_level_is_refused_by_name(level: int, current: int, members: list[MemberLevel], why: str) -> None:
+def test_refused_feature_level_error_states_reason(
+    level: int, current: int, members: list[MemberLevel], why: str
+) -> None:
     with pytest.raises(FeatureLevelRefused) as refused:
         check_raise(level, current, members)
     assert why in str(refused.value)
 
 
 @pytest.mark.parametrize(("level", "current"), [(2, 1), (3, 1), (3, 2)])
-def test_a_level_that_all_know_is_allowed_over_several_levels_too(level: int, current: int) -> None:
+def test_feature_level_known_to_all_members_is_allowed_even_if_it_skips_levels(
+    level: int, current: int
+) -> None:
     check_raise(level, current, [member("n1", 3), member("n2", 4)])
 
 
-def test_a_program_that_reports_nothing_knows_level_1() -> None:
+def test_member_without_reported_feature_level_has_level_1() -> None:
     assert member_level("n1", pb.Summary(), is_current=True) == MemberLevel("n1", 1, "", True)
     said = pb.Summary(feature_level_latest=3, rt_version="2.0")
     assert member_level("n1", said, is_current=False) == MemberLevel("n1", 3, "2.0", False)
@@ -92,7 +96,7 @@ def test_a_program_that_reports_nothing_knows_level_1() -> None:
         ([member("n1", NEXT), member("n2", NEXT, is_current=False)], False),
     ],
 )
-def test_operators_are_told_when_all_members_know_a_higher_level(
+def test_raise_note_appears_only_if_all_members_know_higher_feature_level(
     members: list[MemberLevel], is_told: bool
 ) -> None:
     notes = list(raise_notes(LATEST, members))
@@ -104,7 +108,7 @@ def test_operators_are_told_when_all_members_know_a_higher_level(
 
 
 @pytest.mark.usefixtures("knows_next")
-def test_a_raised_level_is_the_version_of_the_encoded_state_and_nothing_else_changes() -> None:
+def test_raised_feature_level_changes_only_version_of_encoded_state() -> None:
     state = new_state()
     before = encode_state(state)
     assert before[:2] == bytes([8, 1])
@@ -115,14 +119,14 @@ def test_a_raised_level_is_the_version_of_the_encoded_state_and_nothing_else_cha
 
 
 @pytest.mark.usefixtures("knows_next")
-def test_a_level_never_decreases() -> None:
+def test_feature_level_never_decreases() -> None:
     state = new_state()
     apply(state, RaiseFeatureLevel(NEXT))
     for level in range(2, NEXT + 1):
         assert f"has feature level {NEXT}" in refusal(state, RaiseFeatureLevel(level)).why
 
 
-def test_a_program_that_does_not_know_the_level_stops_at_the_command() -> None:
+def test_raise_to_unknown_feature_level_raises_unknown_version_without_state_change() -> None:
     state = new_state()
     with pytest.raises(UnknownVersion, match=f"got level {NEXT}, expected level {LATEST} at most. I"):
         apply(state, RaiseFeatureLevel(NEXT))
@@ -130,7 +134,7 @@ def test_a_program_that_does_not_know_the_level_stops_at_the_command() -> None:
 
 
 @pytest.mark.parametrize("level", [0, NEXT, 127, 128, 300, 2**32 - 1])
-def test_a_program_that_does_not_know_the_level_refuses_the_state(level: int) -> None:
+def test_state_with_unknown_feature_level_raises_unknown_version(level: int) -> None:
     data = pb.SequencerState(version=level).SerializeToString()
     for check in (decode_state, lambda data: check_version(data[:2])):
         with pytest.raises(UnknownVersion, match="does not know"):
@@ -147,7 +151,7 @@ def asked(state: SequencerState, level: int) -> None:
 
 
 @pytest.mark.usefixtures("knows_next")
-def test_a_request_that_the_leader_refuses_is_decided_and_changes_nothing() -> None:
+def test_refused_raise_request_is_decided_without_changing_feature_level() -> None:
     state = new_state()
     asked(state, NEXT)
     assert apply(state, DecideRequest(b"q" * 16, 50, "not yet")) == CommandRejected("not yet")
@@ -157,13 +161,13 @@ def test_a_request_that_the_leader_refuses_is_decided_and_changes_nothing() -> N
 
 
 @pytest.mark.usefixtures("knows_next")
-def test_a_request_that_is_decided_raises_the_level() -> None:
+def test_decided_raise_request_raises_feature_level() -> None:
     state = new_state()
     asked(state, NEXT)
     assert apply(state, DecideRequest(b"q" * 16, 50)) == FeatureLevelRaised(NEXT)
 
 
-def test_a_decision_without_a_refusal_has_the_bytes_that_it_always_had() -> None:
+def test_decide_request_without_refusal_keeps_its_original_bytes() -> None:
     decided = DecideRequest(b"q" * 16, 50)
     assert encode_command(decided) == pb.Command(
         version=1, decide=pb.Decide(id=b"q" * 16, at_ns=50)
@@ -172,7 +176,7 @@ def test_a_decision_without_a_refusal_has_the_bytes_that_it_always_had() -> None
     assert decode_command(encode_command(refused)) == refused
 
 
-def test_any_program_reads_a_command_that_raises_to_a_level_that_it_does_not_know() -> None:
+def test_raise_command_with_unknown_feature_level_can_be_decoded() -> None:
     command = RaiseFeatureLevel(300)
     assert decode_command(encode_command(command)) == command
     assert raised_level(encode_command(command)) == 300

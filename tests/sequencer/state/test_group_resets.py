@@ -1,4 +1,4 @@
-"""Resets and deletions of a group's positions: all at once, without members, never outside of the log."""
+"""Resets and deletions of a group's positions: all at once, without members, only within the log."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def positions(state: SequencerState) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("position", [0, 5, 10])
-def test_all_positions_move_also_back_and_others_stay(position: int) -> None:
+def test_group_reset_moves_all_its_positions_and_no_others(position: int) -> None:
     state = with_group()
     assert must(GroupReset, apply(state, ResetGroup("workers", position, 50))) == GroupReset(NAMES, position)
     assert positions(state) == {**dict.fromkeys(NAMES, position), "workers": 5, "workers2~x": 6}
     assert {state.holds[name].at_ns for name in NAMES} == {100}, "time does not go back"
 
 
-def test_all_positions_are_deleted_and_others_stay() -> None:
+def test_group_deletion_removes_all_its_positions_and_no_others() -> None:
     state = with_group()
     must(GroupReset, apply(state, ResetGroup("workers", 0, 50, is_deletion=True)))
     assert positions(state) == {"workers": 5, "workers2~x": 6}
@@ -44,7 +44,7 @@ def test_all_positions_are_deleted_and_others_stay() -> None:
 
 @pytest.mark.parametrize("is_deletion", [False, True])
 @pytest.mark.parametrize("lease", ["start/m1", "host/m1", "queue/p000", "create"])
-def test_a_group_with_any_lease_of_a_member_is_left_as_it_is(lease: str, is_deletion: bool) -> None:
+def test_group_reset_is_refused_while_member_holds_any_lease(lease: str, is_deletion: bool) -> None:
     state = with_group()
     before = positions(state)
     state.leases[f"workers/{lease}"] = LeaseState("m1", 1, 1000, bytes(16), 0)
@@ -55,6 +55,6 @@ def test_a_group_with_any_lease_of_a_member_is_left_as_it_is(lease: str, is_dele
     must(GroupReset, apply(state, command))
 
 
-def test_a_position_beyond_the_log_is_refused() -> None:
+def test_group_reset_beyond_log_end_is_refused() -> None:
     state = with_group()
     assert "beyond" in refusal(state, ResetGroup("workers", 11, 50)).why

@@ -1,4 +1,4 @@
-"""Tables of leases: only the holder of the lease changes them, in whole commits, each once and in order."""
+"""Tables of leases: changes by the lease's owner only, in whole ordered commits, within limits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows(state: SequencerState, lease: str = LEASE) -> dict[str, bytes]:
     return {} if table is None else dict(table.rows)
 
 
-def test_a_commit_deletes_prefixes_then_rows_then_writes() -> None:
+def test_commit_deletes_prefixes_and_rows_and_writes_rows() -> None:
     state = new_state()
     token = grant(state)
     assert do(state, part(token, 1, ("a1", b"1"), ("a2", b"2"), ("b", b"3"), ("c", b"4"))) == (WRITTEN, 1)
@@ -74,7 +74,7 @@ def test_a_commit_deletes_prefixes_then_rows_then_writes() -> None:
     assert rows(state) == {}
 
 
-def test_the_next_owner_finds_the_rows_and_the_earlier_one_changes_nothing() -> None:
+def test_next_owner_keeps_rows_and_earlier_owner_is_rejected() -> None:
     state = new_state()
     old = grant(state)
     do(state, part(old, 1, ("a", b"1")))
@@ -88,7 +88,7 @@ def test_the_next_owner_finds_the_rows_and_the_earlier_one_changes_nothing() -> 
     assert rows(state) == {"a": b"1", "b": b"2"}
 
 
-def test_without_the_lease_nothing_is_written() -> None:
+def test_write_after_release_of_lease_is_rejected() -> None:
     state = new_state()
     token = grant(state)
     apply(state, ReleaseLeases(fresh(), "h1", (HeldLease(LEASE, token),)))
@@ -96,7 +96,7 @@ def test_without_the_lease_nothing_is_written() -> None:
     assert not state.tables.by_lease
 
 
-def test_parts_take_effect_together_with_the_last_one() -> None:
+def test_parts_of_commit_take_effect_together_with_last_part() -> None:
     state = new_state()
     token, request = grant(state), fresh()
     first = part(token, 1, ("a", b"1"), request=request, is_last=False)
@@ -114,7 +114,7 @@ def test_parts_take_effect_together_with_the_last_one() -> None:
     assert encode_state(restored) == encode_state(state)
 
 
-def test_an_attempt_that_starts_again_replaces_the_staged_parts() -> None:
+def test_new_attempt_replaces_staged_parts_of_earlier_attempt() -> None:
     state = new_state()
     token, first, second = grant(state), fresh(), fresh()
     do(state, part(token, 1, ("a", b"1"), request=first, is_last=False))
@@ -125,7 +125,7 @@ def test_an_attempt_that_starts_again_replaces_the_staged_parts() -> None:
     assert rows(state) == {"b": b"1"}
 
 
-def test_an_owner_that_is_replaced_leaves_no_staged_part() -> None:
+def test_staged_parts_are_dropped_when_lease_is_granted_again() -> None:
     state = new_state()
     token, request = grant(state), fresh()
     do(state, part(token, 1, ("a", b"1"), request=request, is_last=False))
@@ -137,7 +137,7 @@ def test_an_owner_that_is_replaced_leaves_no_staged_part() -> None:
 
 
 @pytest.mark.parametrize("commit", [2, 4, 5])
-def test_a_commit_has_the_next_number(commit: int) -> None:
+def test_commit_without_next_number_is_rejected_as_out_of_order(commit: int) -> None:
     state = new_state()
     token = grant(state)
     for at in (1, 2):
@@ -147,7 +147,7 @@ def test_a_commit_has_the_next_number(commit: int) -> None:
     assert encode_state(state) == before
 
 
-def test_a_table_without_rows_goes_with_its_lease_and_one_with_rows_stays() -> None:
+def test_release_of_lease_removes_empty_table_and_keeps_table_with_rows() -> None:
     state = new_state()
     empty, full = grant(state, lease="g/empty"), grant(state, lease="g/full")
     do(state, part(empty, 1, deletes=("a",), lease="g/empty"))
@@ -158,7 +158,7 @@ def test_a_table_without_rows_goes_with_its_lease_and_one_with_rows_stays() -> N
     assert state.tables.count_of == {"g": 1}
 
 
-def test_an_operator_deletes_the_table_of_a_lease_that_nobody_holds() -> None:
+def test_delete_table_is_refused_while_lease_is_held() -> None:
     state = new_state()
     assert "no table" in refusal(state, DeleteTable(LEASE)).why
     token = grant(state)
@@ -170,7 +170,9 @@ def test_an_operator_deletes_the_table_of_a_lease_that_nobody_holds() -> None:
     assert not state.tables.bytes_of
 
 
-def test_tables_are_limited_in_size_and_an_owner_can_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_bytes_are_limited_per_group_and_in_total_and_deletion_frees_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tables, "GROUP_BYTES_MAX", 1000)
     monkeypatch.setattr(tables, "TABLES_BYTES_MAX", 1500)
     monkeypatch.setattr(tables, "GROUP_BYTES_RESERVED", 0)
@@ -188,7 +190,7 @@ def test_tables_are_limited_in_size_and_an_owner_can_make_room(monkeypatch: pyte
     assert do(state, part(third, 1, ("b", bytes(60)), lease="i/x")) == (WRITTEN, 1)
 
 
-def test_staged_parts_count_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_parts_count_toward_size_and_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "PARTS_MAX", 3)
     state = new_state()
     token, request = grant(state), fresh()
@@ -202,7 +204,7 @@ def test_staged_parts_count_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> 
     assert do(state, command) == (NO_ROOM, 0)
 
 
-def test_the_number_of_tables_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_per_group_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "TABLES_PER_GROUP_MAX", 1)
     state = new_state()
     first, second = grant(state, lease="g/1"), grant(state, lease="g/2")
@@ -228,7 +230,7 @@ def test_the_number_of_tables_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.param(lambda: DeleteTable("no-group"), id="deleted-lease"),
     ],
 )
-def test_a_malformed_command_cannot_be_made(command: Any) -> None:
+def test_malformed_table_command_raises_value_error(command: Any) -> None:
     with pytest.raises(ValueError):
         command()
 
@@ -238,7 +240,7 @@ VALUES = st.binary(max_size=3)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "delete", "clear"]), KEYS, VALUES), max_size=30))
-def test_pages_are_a_dictionary(steps: list[tuple[str, str, bytes]]) -> None:
+def test_paged_rows_match_dictionary_after_any_changes(steps: list[tuple[str, str, bytes]]) -> None:
     paged, model = PagedRows(), dict[str, bytes]()
     for do_what, key, value in steps:
         if do_what == "put":
@@ -259,7 +261,7 @@ def test_pages_are_a_dictionary(steps: list[tuple[str, str, bytes]]) -> None:
     assert dict(row for at in range(PAGES) for row in paged.page(at)) == model
 
 
-def test_only_pages_that_changed_are_encoded_again() -> None:
+def test_only_changed_pages_are_encoded_again() -> None:
     made = list[int]()
 
     def encode(found: list[tuple[str, bytes]]) -> bytes:
@@ -292,7 +294,7 @@ ACTIONS = st.lists(
 
 @given(ACTIONS)
 @settings(max_examples=300)
-def test_whatever_is_repeated_late_or_abandoned_each_commit_counts_once(actions: list[Any]) -> None:
+def test_each_commit_counts_once_despite_repeated_late_or_abandoned_commands(actions: list[Any]) -> None:
     """The owner's commits alone make the rows: commands of the past, in any order, change nothing."""
     state, model, sent = new_state(), dict[str, bytes](), list[WriteTable]()
     owner, token, commits = "h1", grant(state), 0
@@ -324,7 +326,9 @@ def test_whatever_is_repeated_late_or_abandoned_each_commit_counts_once(actions:
         assert state.tables.size_bytes == (0 if table is None else table.size_bytes)
 
 
-def test_a_commit_that_was_refused_does_not_happen_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_commit_stays_refused_when_repeated_after_room_is_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tables, "GROUP_BYTES_MAX", 1000)
     state = new_state()
     token, other = grant(state), grant(state, lease="g/queue/q2")
@@ -346,7 +350,7 @@ def test_a_commit_that_was_refused_does_not_happen_later(monkeypatch: pytest.Mon
     assert do(state, part(new, 2, ("a", b"z"), owner="h2", request=bytes(16))) == (WRITTEN, 2)
 
 
-def test_a_late_part_of_an_earlier_attempt_drops_no_staged_part() -> None:
+def test_late_part_of_earlier_attempt_keeps_staged_parts_of_current_one() -> None:
     state = new_state()
     token, first, second = grant(state), fresh(), fresh()
     late = part(token, 1, ("a", b"1"), request=first, is_last=False)
@@ -359,7 +363,7 @@ def test_a_late_part_of_an_earlier_attempt_drops_no_staged_part() -> None:
     assert rows(state) == {"b": b"2", "c": b"3"}
 
 
-def test_groups_that_fill_everything_leave_each_other_group_its_reserved_share(
+def test_full_groups_leave_other_groups_their_reserved_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tables, "TABLES_BYTES_MAX", 7000)

@@ -1,4 +1,4 @@
-"""Leases in the replicated state: one owner, rising tokens, no end but by release or by the leader's time."""
+"""Leases in the replicated state: one owner at a time, rising tokens, renewal, release and expiry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def release(state: SequencerState, *held: tuple[str, int], owner: str = "h1") ->
     return do(state, ReleaseLeases(request(), owner, tuple(HeldLease(*one) for one in held)))
 
 
-def test_what_is_free_is_granted_and_what_is_held_is_not() -> None:
+def test_free_lease_is_granted_and_held_lease_is_not() -> None:
     state = new_state()
     assert do(state, acquiring("g/q1", "g/q2")) == (1, 2)
     assert do(state, acquiring("g/q2", "g/q3", owner="h2")) == (0, 3)
@@ -62,7 +62,7 @@ def test_what_is_free_is_granted_and_what_is_held_is_not() -> None:
     }
 
 
-def test_what_is_asked_again_by_the_same_id_has_what_it_got() -> None:
+def test_repeated_acquire_request_returns_same_tokens_and_changes_no_state() -> None:
     state = new_state()
     ask = acquiring("g/q1", "g/q2")
     do(state, acquiring("g/q1", owner="h2"))
@@ -74,7 +74,7 @@ def test_what_is_asked_again_by_the_same_id_has_what_it_got() -> None:
     assert do(state, stranger) == (0, 0)
 
 
-def test_what_is_repeated_when_it_was_let_go_of_gets_nothing_and_a_new_request_does() -> None:
+def test_released_lease_is_granted_to_new_request_but_not_to_repeated_one() -> None:
     state = new_state()
     ask, other = acquiring("g/q1", "g/q2"), acquiring("g/q3")
     do(state, ask)
@@ -90,7 +90,7 @@ def test_what_is_repeated_when_it_was_let_go_of_gets_nothing_and_a_new_request_d
     assert do(state, ask) == (0, 2), "whoever had it meanwhile"
 
 
-def test_so_many_requests_that_were_let_go_of_are_known_and_no_more() -> None:
+def test_released_requests_are_remembered_up_to_released_max() -> None:
     state = new_state()
     first = acquiring("g/q1", "g/q2")
     do(state, first)
@@ -103,7 +103,7 @@ def test_so_many_requests_that_were_let_go_of_are_known_and_no_more() -> None:
     assert do(state, first) != (0, 0)
 
 
-def test_only_its_owner_renews_and_releases_it_and_only_by_its_token() -> None:
+def test_lease_is_renewed_or_released_only_by_its_owner_with_its_token() -> None:
     state = new_state()
     do(state, acquiring("g/q1"))
     before = encode_state(state)
@@ -117,7 +117,7 @@ def test_only_its_owner_renews_and_releases_it_and_only_by_its_token() -> None:
     assert not state.leases
 
 
-def test_a_token_is_greater_than_every_one_before_though_the_lease_was_forgotten() -> None:
+def test_token_is_greater_than_all_earlier_ones_after_release_and_restart() -> None:
     state = new_state()
     assert do(state, acquiring("g/q1")) == (1,)
     release(state, ("g/q1", 1))
@@ -127,7 +127,7 @@ def test_a_token_is_greater_than_every_one_before_though_the_lease_was_forgotten
 
 
 @pytest.mark.parametrize("is_hard", [False, True])
-def test_a_reset_keeps_leases_and_behind_a_forced_one_tokens_rise_above_all_that_others_gave(
+def test_reset_keeps_leases_and_forced_reset_raises_next_token_above_2_to_40(
     is_hard: bool,
 ) -> None:
     state = new_state()
@@ -140,7 +140,7 @@ def test_a_reset_keeps_leases_and_behind_a_forced_one_tokens_rise_above_all_that
     assert token > 1 << 40
 
 
-def test_a_lease_expires_only_as_it_was_when_the_leader_began_to_measure() -> None:
+def test_expire_command_skips_leases_renewed_or_granted_again_since_measurement() -> None:
     state = new_state()
     do(state, acquiring("g/q1", "g/q2", "g/q3"))
     renew(state, ("g/q2", 2))
@@ -152,7 +152,7 @@ def test_a_lease_expires_only_as_it_was_when_the_leader_began_to_measure() -> No
     assert "renewed, released or free" in refusal(state, ExpireLeases(idle)).why
 
 
-def test_leases_are_bounded_in_all_and_of_a_group_and_then_none_of_a_request_is_granted() -> None:
+def test_acquire_over_group_or_total_lease_limit_is_rejected_as_a_whole() -> None:
     state = new_state()
 
     def fill(group: str, count: int) -> None:
@@ -171,7 +171,7 @@ def test_leases_are_bounded_in_all_and_of_a_group_and_then_none_of_a_request_is_
     assert len(encode_state(state)) < 1 << 20
 
 
-def test_a_line_of_the_log_does_not_name_all_that_lapse_together() -> None:
+def test_brief_of_expire_command_is_bounded_for_many_leases() -> None:
     tokens = range(1, LEASES_PER_COMMAND_MAX + 1)
     over = ExpireLeases(tuple(IdleLease(f"g/{token:0250}", token, 0) for token in tokens))
     assert len(over.brief) < 500
@@ -182,7 +182,7 @@ def due(clock: LeaseExpiry, now_ns: int) -> Sequence[str]:
     return [] if found is None else [one.name for one in found.leases]
 
 
-def test_the_leader_lets_a_lease_last_its_whole_time_since_it_saw_it_renewed() -> None:
+def test_lease_expires_after_full_duration_since_leader_saw_its_renewal() -> None:
     state = new_state()
     do(state, acquiring("g/q1", "g/q2", seconds=10))
     clock = LeaseExpiry(state)
@@ -195,7 +195,7 @@ def test_the_leader_lets_a_lease_last_its_whole_time_since_it_saw_it_renewed() -
     assert due(LeaseExpiry(state), 100 * S) == [], "another leader begins to measure anew"
 
 
-def test_a_lease_that_was_released_and_granted_again_has_its_whole_time() -> None:
+def test_lease_granted_again_after_release_has_full_duration() -> None:
     state = new_state()
     do(state, acquiring("g/q1"))
     clock = LeaseExpiry(state)
@@ -206,7 +206,7 @@ def test_a_lease_that_was_released_and_granted_again_has_its_whole_time() -> Non
     assert due(clock, 21 * S) == ["g/q1"]
 
 
-def test_the_leader_looks_now_and_then_and_not_at_all_without_leases() -> None:
+def test_leader_checks_expiry_once_per_poll_interval_and_not_without_leases() -> None:
     state = new_state()
     clock = LeaseExpiry(state)
     assert due(clock, 0) == []
@@ -233,7 +233,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=60, deadline=None)
-def test_whatever_is_late_lost_or_repeated_nobody_gets_what_another_one_counts_on(
+def test_lease_has_one_owner_at_a_time_with_late_lost_or_repeated_commands(
     steps: list[tuple[str, str, str, int]],
 ) -> None:
     """Owners count on a lease for its duration from when they began to ask; commands are applied late."""

@@ -1,4 +1,4 @@
-"""What operators ask for: whatever is late, lost or heard twice, it is carried out once or never."""
+"""Operator requests in the replicated state are carried out at most once and never after their deadline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decided(number: int = 0, at_ns: int = 50) -> DecideRequest:
     return DecideRequest(request(number), at_ns)
 
 
-def test_a_request_waits_until_it_is_decided_and_is_then_carried_out() -> None:
+def test_request_waits_until_decided_and_is_then_carried_out() -> None:
     state = new_state()
     assert apply(state, asked(5)) == RequestWaits()
     assert state.configuration.roll_minutes == 0
@@ -37,14 +37,14 @@ def test_a_request_waits_until_it_is_decided_and_is_then_carried_out() -> None:
     assert [*to_decide(state, 50)] == []
 
 
-def test_what_comes_of_it_is_what_comes_of_the_command() -> None:
+def test_decided_request_returns_rejection_of_its_command() -> None:
     state = new_state()
     apply(state, asked(operation=ReleaseHold("nobody")))
     assert "holds nothing back" in refusal(state, decided()).why
 
 
 @pytest.mark.parametrize("again", [asked(5), decided(5)], ids=["asked", "decided"])
-def test_a_request_that_comes_again_is_not_carried_out_again(again: SubmitRequest | DecideRequest) -> None:
+def test_repeated_request_is_not_carried_out_again(again: SubmitRequest | DecideRequest) -> None:
     state = new_state()
     apply(state, asked(5))
     apply(state, decided(5))
@@ -54,7 +54,7 @@ def test_a_request_that_comes_again_is_not_carried_out_again(again: SubmitReques
     assert state.configuration.roll_minutes == 9
 
 
-def test_a_request_is_in_time_up_to_its_last_moment_and_too_late_behind_it() -> None:
+def test_request_is_carried_out_at_its_deadline_and_lapses_after_it() -> None:
     state = new_state()
     apply(state, asked(5))
     assert apply(state, decided(5, at_ns=100)) == ConfigurationChanged()
@@ -65,7 +65,7 @@ def test_a_request_is_in_time_up_to_its_last_moment_and_too_late_behind_it() -> 
     assert not state.asked
 
 
-def test_one_whose_time_was_over_when_it_came_never_waits() -> None:
+def test_request_received_after_its_deadline_lapses_at_once() -> None:
     state = new_state()
     apply(state, asked(1))
     apply(state, decided(1, at_ns=101))
@@ -73,7 +73,7 @@ def test_one_whose_time_was_over_when_it_came_never_waits() -> None:
     assert apply(state, asked(2, until_ns=101)) == RequestWaits()
 
 
-def test_a_clock_that_goes_back_makes_nothing_possible_again() -> None:
+def test_clock_moving_back_does_not_revive_lapsed_request() -> None:
     state = new_state()
     for number, until_ns in ((1, 100), (2, 1000)):
         apply(state, asked(number, until_ns))
@@ -82,7 +82,7 @@ def test_a_clock_that_goes_back_makes_nothing_possible_again() -> None:
     assert state.decided_ns == 500
 
 
-def test_what_was_decided_is_forgotten_when_its_time_is_over_and_only_then() -> None:
+def test_decided_request_is_forgotten_only_after_its_deadline() -> None:
     state = new_state()
     for number in (1, 2):
         apply(state, asked(number))
@@ -94,7 +94,7 @@ def test_what_was_decided_is_forgotten_when_its_time_is_over_and_only_then() -> 
     assert apply(state, asked(1)) == RequestLapsed(may_be_done=True)
 
 
-def test_too_many_requests_are_refused_until_the_time_of_earlier_ones_is_over() -> None:
+def test_request_over_limit_is_rejected_until_deadline_of_earlier_one_has_passed() -> None:
     state = new_state()
     for number in range(ASKED_MAX):
         apply(state, asked(number))
@@ -113,7 +113,7 @@ COMMANDS = st.one_of(
 
 
 @given(st.lists(COMMANDS, max_size=40))
-def test_whatever_is_logged_a_request_is_carried_out_once_at_most_and_not_too_late(
+def test_request_is_carried_out_at_most_once_and_not_after_its_deadline(
     commands: list[SubmitRequest | DecideRequest],
 ) -> None:
     state = new_state()

@@ -1,4 +1,4 @@
-"""Requests to the owner of a lease: in its table once, answered once, bounded, and forgotten in time."""
+"""Requests to a lease's owner: stored in its table, answered once, bounded and forgotten in time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def found(state: SequencerState, number: int) -> tuple[PostAnswer, bytes]:
     return look_up(table, request_id(number))
 
 
-def test_a_request_waits_for_the_owner_whoever_it_is_then_and_is_answered() -> None:
+def test_request_waits_for_current_or_next_owner_and_is_answered_once() -> None:
     state, _ = owned()
     assert found(state, 1) == (UNKNOWN, b"")
     assert [post(state, 2, 101), post(state, 1, 100), post(state, 1, 105)] == [WAITING] * 3
@@ -105,7 +105,7 @@ def test_a_request_waits_for_the_owner_whoever_it_is_then_and_is_answered() -> N
     assert [one.content for one in asked(state)] == [b"2"]
 
 
-def test_an_owner_that_was_replaced_answers_nothing() -> None:
+def test_replaced_owner_cannot_answer_requests() -> None:
     state, old = owned()
     post(state, 1)
     Owner(state)
@@ -114,14 +114,14 @@ def test_an_owner_that_was_replaced_answers_nothing() -> None:
     assert asked(state) == [one]
 
 
-def test_without_a_table_nothing_is_kept() -> None:
+def test_request_without_table_is_rejected_and_not_stored() -> None:
     state = new_state()
     before = encode_state(state)
     assert post(state, 1) is NO_TABLE
     assert encode_state(state) == before
 
 
-def test_requests_are_limited_and_those_whose_time_is_long_over_make_room(
+def test_request_over_limit_is_rejected_until_expired_request_makes_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requests, "POSTED_MAX", 3)
@@ -139,7 +139,7 @@ def test_requests_are_limited_and_those_whose_time_is_long_over_make_room(
     assert state.tables.bytes_of == {"g": table.size_bytes}
 
 
-def test_a_clock_that_jumps_takes_no_request_away_unless_there_are_many(
+def test_clock_jump_drops_expired_requests_only_above_kept_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state, owner = owned()
@@ -152,7 +152,7 @@ def test_a_clock_that_jumps_takes_no_request_away_unless_there_are_many(
     assert [found(state, number)[0] for number in (1, 2, 3, 4)] == [UNKNOWN, UNKNOWN, WAITING, WAITING]
 
 
-def test_what_a_clock_far_ahead_posted_does_not_keep_its_place_for_so_long(
+def test_requests_posted_by_clock_far_ahead_make_room_for_later_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requests, "POSTED_MAX", 2)
@@ -163,7 +163,7 @@ def test_what_a_clock_far_ahead_posted_does_not_keep_its_place_for_so_long(
     assert [found(state, number)[0] for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, WAITING]
 
 
-def test_the_bytes_of_requests_are_limited_and_those_of_the_group_are(
+def test_request_over_bytes_limit_is_rejected_and_waiting_ones_can_be_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state, owner = owned()
@@ -175,7 +175,7 @@ def test_the_bytes_of_requests_are_limited_and_those_of_the_group_are(
 
 
 @pytest.mark.parametrize("kind", ["GROUP_BYTES_MAX", "TABLES_BYTES_MAX"])
-def test_in_tables_without_room_requests_are_posted_and_answered_so_that_they_can_make_room(
+def test_full_tables_accept_requests_and_answers_so_owner_can_make_room(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, owner = owned()
@@ -202,7 +202,7 @@ def test_in_tables_without_room_requests_are_posted_and_answered_so_that_they_ca
     assert must(TableWritten, apply(state, write)).answer is TableAnswer.WRITTEN, "less than it deletes"
 
 
-def test_what_an_owner_writes_at_these_places_confuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_rows_written_by_owner_itself_count_as_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     state, owner = owned()
     owner.commit(("requests\0zz", b"x"), ("requests\0" + "ab" * 16, b""), ("answers\0zz", b""))
     assert [one.until_ns for one in asked(state)] == [0]
@@ -223,7 +223,7 @@ def test_what_an_owner_writes_at_these_places_confuses_nobody(monkeypatch: pytes
         {"content": bytes(CONTENT_BYTES_MAX + 1)},
     ],
 )
-def test_a_malformed_request_cannot_be_made(change: dict[str, Any]) -> None:
+def test_post_request_with_invalid_field_raises_value_error(change: dict[str, Any]) -> None:
     given_ = {"lease": LEASE, "id": bytes(16), "at_ns": 10, "until_ns": 20, "content": b"x"}
     PostRequest(**given_)
     with pytest.raises(ValueError):
@@ -246,7 +246,7 @@ ACTIONS = st.lists(
 
 @given(ACTIONS)
 @settings(max_examples=300)
-def test_whatever_is_repeated_or_late_each_request_is_carried_out_once_at_most(actions: list[Any]) -> None:
+def test_request_is_carried_out_at_most_once_with_repeated_or_late_commands(actions: list[Any]) -> None:
     """Each owner adds to a counter row what it carries out; commands of the past come again in any order."""
     state, owner = owned()
     clock_s, sent, done = 1000, list[Any](), dict[bytes, int]()

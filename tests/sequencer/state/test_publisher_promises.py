@@ -1,4 +1,4 @@
-"""What a publisher promised about its silence, in the replicated state: made, ended, and never again."""
+"""A publisher's promise to limit its silence: made, ended and not made again in the replicated state."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def promised(milliseconds: int = 60_000) -> SequencerState:
     return state
 
 
-def test_a_promise_is_kept_in_the_state_and_in_its_bytes() -> None:
+def test_silence_promise_survives_state_encoding() -> None:
     state = promised(1500)
     for one in (state, decode_state(encode_state(state))):
         assert [*one.promising] == [1]
         assert (one.sessions[1].silence_ms_max, one.sessions[1].is_closed_in_order) == (1500, False)
 
 
-def test_a_promise_that_ended_in_order_is_not_made_again_by_a_late_command() -> None:
+def test_silence_promise_ended_in_order_is_not_made_again_by_late_command() -> None:
     state = promised()
     must(SilenceLimited, apply(state, LimitSilence(1, 0, 0)))
     assert not state.promising
@@ -39,7 +39,7 @@ def test_a_promise_that_ended_in_order_is_not_made_again_by_a_late_command() -> 
     assert state.sessions[1].is_closed_in_order
 
 
-def test_the_end_of_a_promise_may_be_committed_before_the_promise() -> None:
+def test_silence_promise_is_rejected_if_its_end_was_committed_first() -> None:
     state = new_state()
     do_open(state)
     must(SilenceLimited, apply(state, LimitSilence(1, 0, 0)))
@@ -47,7 +47,7 @@ def test_the_end_of_a_promise_may_be_committed_before_the_promise() -> None:
     assert not state.promising
 
 
-def test_a_later_run_ends_the_promise_and_makes_its_own() -> None:
+def test_later_run_ends_silence_promise_and_makes_its_own() -> None:
     state = promised()
     must(RunOpened, apply(state, opening("a", run=1, newest=1)))
     assert not state.promising
@@ -58,7 +58,7 @@ def test_a_later_run_ends_the_promise_and_makes_its_own() -> None:
     assert state.sessions[1].silence_ms_max == 2000
 
 
-def test_a_directory_that_was_superseded_promises_nothing() -> None:
+def test_superseded_directory_loses_its_silence_promise() -> None:
     state = promised()
     do_open(state, "a", 1)
     assert not state.promising
@@ -66,7 +66,7 @@ def test_a_directory_that_was_superseded_promises_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_an_operator_who_closes_the_session_ends_the_promise(is_over: bool) -> None:
+def test_operator_closing_session_ends_silence_promise(is_over: bool) -> None:
     """Also after the cluster had closed the session by itself: the alarm lasts until somebody acts."""
     state = promised()
     if is_over:
@@ -80,7 +80,7 @@ def test_an_operator_who_closes_the_session_ends_the_promise(is_over: bool) -> N
         must(CommandRejected, apply(state, CloseSession("a")))
 
 
-def test_a_record_that_is_deleted_takes_its_promise_along() -> None:
+def test_deleted_session_record_removes_its_silence_promise() -> None:
     state = promised()
     do_fence(state)
     do_close(state, 1, 0, (0, 64, 0))
@@ -89,7 +89,7 @@ def test_a_record_that_is_deleted_takes_its_promise_along() -> None:
     must(CommandRejected, apply(state, LimitSilence(1, 0, 60_000)))
 
 
-def test_what_is_left_to_commit_is_what_a_command_would_change() -> None:
+def test_silence_promise_of_known_run_is_unsettled_exactly_if_command_is_accepted() -> None:
     state = promised()
     for step in ("promised", "fenced", "closed in order", "opened again"):
         if step == "fenced":

@@ -1,4 +1,4 @@
-"""The last command of an epoch: soft, it changes nothing; hard, it lets go of what is or was to be merged."""
+"""Soft, hard and forced resets of the replicated state: what they keep and where merging continues."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def busy() -> SequencerState:
     return state
 
 
-def test_a_soft_reset_leaves_all_as_it_is_but_for_the_record_of_it() -> None:
+def test_soft_reset_changes_only_last_reset_record() -> None:
     state, before = busy(), busy()
     assert reset(state, is_hard=False) == ClusterReset(False, 2)
     assert state.last_reset == LastReset(False, 2, 77, REQUEST, "")
@@ -78,7 +78,7 @@ def forced(generation: int, request: bytes, *, is_hard: bool = False, lease_toke
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16), st.integers(1, 255))
-def test_rival_forces_of_one_generation_give_no_token_twice(
+def test_rival_forced_resets_of_one_generation_give_distinct_tokens(
     one: bytes, other: bytes, generation: int
 ) -> None:
     assume(one[:3] != other[:3])  # They are drawn by lot.
@@ -88,7 +88,7 @@ def test_rival_forces_of_one_generation_give_no_token_twice(
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16), st.integers(1, 254))
-def test_a_later_generation_gives_greater_tokens_whatever_was_given_before(
+def test_forced_reset_of_later_generation_gives_greater_tokens(
     one: bytes, other: bytes, generation: int
 ) -> None:
     earlier = forced(generation, one).lease_token + (1 << 30)
@@ -97,14 +97,14 @@ def test_a_later_generation_gives_greater_tokens_whatever_was_given_before(
         assert later.leases["g/q"].token > earlier
 
 
-def test_a_reset_that_a_majority_commits_lets_tokens_go_on_as_they_were() -> None:
+def test_reset_committed_by_majority_keeps_lease_token() -> None:
     state = forced(1, REQUEST)
     token = state.lease_token
     reset(state, is_hard=True, epoch=(1 << 16) + 1)
     assert state.lease_token == token
 
 
-def test_a_hard_reset_trims_all_that_is_merged_the_growing_segment_too() -> None:
+def test_hard_reset_trims_all_merged_segments_including_growing_one() -> None:
     state = busy()
     position, chain, total = state.position, state.merged.chain, state.merged.total_bytes
     instruction, sequenced_ns = state.instruction, state.sequenced_ns
@@ -120,7 +120,7 @@ def test_a_hard_reset_trims_all_that_is_merged_the_growing_segment_too() -> None
     assert state.cleared == ClearedRange(2, position, state.next_session_id, 2)
 
 
-def test_positions_go_on_behind_a_hard_reset_in_a_segment_of_another_run() -> None:
+def test_positions_continue_after_hard_reset_in_segment_of_new_run() -> None:
     state = busy()
     position = state.position
     reset(state, is_hard=True)
@@ -134,7 +134,7 @@ def test_positions_go_on_behind_a_hard_reset_in_a_segment_of_another_run() -> No
     assert do_merge(state, piece(1, run=2, first=950)).segment == SegmentId(3, 0)
 
 
-def test_a_hard_reset_ends_every_open_life_where_it_is_merged() -> None:
+def test_hard_reset_ends_every_open_run_at_its_merged_end() -> None:
     state = busy()
     merged = state.sessions[1].consumed
     assert merged is not None
@@ -147,7 +147,7 @@ def test_a_hard_reset_ends_every_open_life_where_it_is_merged() -> None:
     refusal(state, FenceRun(1, 0))
 
 
-def test_of_several_lives_that_wait_none_is_merged_any_more() -> None:
+def test_hard_reset_ends_all_waiting_runs_of_session() -> None:
     state = busy()
     do_open(state, "a", run=4)
     do_open(state, "a", run=6)
@@ -157,7 +157,7 @@ def test_of_several_lives_that_wait_none_is_merged_any_more() -> None:
     assert state.sessions[1].fenced_end == 7
 
 
-def test_the_same_directory_goes_on_with_its_next_run_and_no_earlier_one() -> None:
+def test_directory_continues_with_next_run_but_not_earlier_one_after_hard_reset() -> None:
     state = busy()
     reset(state, is_hard=True)
     refused = refusal(state, opening("a", run=0))
@@ -165,7 +165,7 @@ def test_the_same_directory_goes_on_with_its_next_run_and_no_earlier_one() -> No
     assert must(RunOpened, apply(state, opening("a", run=1, newest=1))) == RunOpened(1, 1)
 
 
-def test_watermarks_survive_a_hard_reset() -> None:
+def test_dedup_watermarks_survive_hard_reset() -> None:
     state = new_state()
     do_open(state, "t", dedup="twins")
     do_merge(state, piece(1, first=100))
@@ -173,7 +173,7 @@ def test_watermarks_survive_a_hard_reset() -> None:
     assert state.wanted == {"twins": 110}
 
 
-def test_numbers_that_a_hard_reset_dropped_come_in_another_session_than_the_one_that_waits_for_them() -> None:
+def test_dedup_numbers_dropped_by_hard_reset_are_merged_from_another_session() -> None:
     state = new_state()
     do_open(state, "t", dedup="twins")
     do_merge(state, piece(1, count=50))
@@ -190,7 +190,7 @@ def test_numbers_that_a_hard_reset_dropped_come_in_another_session_than_the_one_
     assert state.wanted == {"twins": 70}
 
 
-def test_no_more_trimmed_segments_are_remembered_than_the_bound() -> None:
+def test_hard_reset_remembers_trimmed_segments_up_to_limit() -> None:
     state = busy()
     state.segments.extend(
         MergedSegment(SegmentId(0, 2 + roll), 20 + roll, 21 + roll, 9, 1, 2)
@@ -201,7 +201,7 @@ def test_no_more_trimmed_segments_are_remembered_than_the_bound() -> None:
     assert all(segment.is_trimmed for segment in state.segments)
 
 
-def test_what_was_reset_survives_its_bytes() -> None:
+def test_reset_records_survive_state_encoding() -> None:
     state = busy()
     reset(state, is_hard=True)
     reset(state, is_hard=False, epoch=3)
@@ -221,7 +221,7 @@ def merged_in(state: SequencerState, *pieces: MergeRange) -> SegmentId:
     return do_merge(state, *pieces).segment
 
 
-def test_behind_a_forced_soft_reset_merging_goes_on_in_a_segment_of_another_run() -> None:
+def test_merging_continues_in_segment_of_new_run_after_forced_soft_reset() -> None:
     state = busy()
     growing, position, chain = state.merged.segment, state.position, state.merged.chain
     force(state)
@@ -238,7 +238,7 @@ def test_behind_a_forced_soft_reset_merging_goes_on_in_a_segment_of_another_run(
     assert merged_in(state, piece(1, start=384, end=512, first=30)) == SegmentId(1 << 16, 1)
 
 
-def test_so_it_does_where_the_growing_segment_holds_nothing_yet() -> None:
+def test_merging_continues_in_segment_of_new_run_after_force_with_empty_growing_segment() -> None:
     state = busy()
     do_roll(state)
     empty, position = state.merged.segment, state.position
@@ -251,14 +251,14 @@ def test_so_it_does_where_the_growing_segment_holds_nothing_yet() -> None:
     )
 
 
-def test_so_it_does_where_nothing_was_merged_yet() -> None:
+def test_merging_continues_in_segment_of_new_run_after_force_with_empty_log() -> None:
     state = new_state()
     do_open(state, "a")
     force(state)
     assert merged_in(state, piece(1)) == SegmentId(1 << 16, 0)
 
 
-def test_so_it_does_where_nothing_was_merged_since_a_hard_reset() -> None:
+def test_merging_continues_in_segment_of_new_run_after_force_following_hard_reset() -> None:
     state = busy()
     position = state.position
     reset(state, is_hard=True)
@@ -269,7 +269,7 @@ def test_so_it_does_where_nothing_was_merged_since_a_hard_reset() -> None:
     assert merged_in(state, piece(1, run=1, first=10)) == SegmentId(1 << 16, 0)
 
 
-def test_a_forced_hard_reset_begins_with_its_run() -> None:
+def test_merging_starts_in_segment_of_forced_run_after_forced_hard_reset() -> None:
     state = busy()
     force(state, is_hard=True)
     assert (state.merged.segment, state.merged.next_run) == (None, 0)
@@ -278,7 +278,7 @@ def test_a_forced_hard_reset_begins_with_its_run() -> None:
     assert state.force == ForcedQuorum(REQUEST, "n1")
 
 
-def test_what_a_majority_decides_later_does_not_change_what_was_forced() -> None:
+def test_forced_quorum_record_is_kept_by_majority_reset_and_replaced_by_next_force() -> None:
     state = busy()
     force(state)
     reset(state, is_hard=False, epoch=(1 << 16) + 1)
@@ -287,7 +287,7 @@ def test_what_a_majority_decides_later_does_not_change_what_was_forced() -> None
     assert state.force == ForcedQuorum(b"S" * 16, "n1")
 
 
-def test_the_runs_of_the_log_say_where_each_reset_left_it() -> None:
+def test_run_starts_report_log_position_at_each_reset() -> None:
     assert run_starts(new_state()) == {0: 0}
     state = busy()
     assert run_starts(state) == {0: 0}

@@ -1,4 +1,4 @@
-"""Runs that are opened with their ends: no fence and no close, and nothing else is different."""
+"""Sealed runs, opened with their ends, merge without fence or close and otherwise behave as open runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ends(state: SequencerState, session_id: int = 1) -> list[tuple[int, End | No
     return [(active.run, active.end) for active in state.sessions[session_id].active_runs]
 
 
-def test_sealed_runs_are_merged_one_after_the_other_without_fence_or_close() -> None:
+def test_sealed_runs_are_merged_in_order_without_fence_or_close() -> None:
     state = new_state()
     session_id = do_seal(state, 0, 1, 2)
     assert ends(state) == [(0, END), (1, END), (2, END)]
@@ -59,7 +59,7 @@ def test_sealed_runs_are_merged_one_after_the_other_without_fence_or_close() -> 
     assert (session.active_runs, session.done, session.last_run, state.position) == ((), (2, END), 2, 30)
 
 
-def test_ranges_of_several_runs_in_one_instruction_merge_as_they_would_in_one_each() -> None:
+def test_ranges_of_several_runs_merge_equally_in_one_or_several_instructions() -> None:
     together, apart = new_state(), new_state()
     for state in (together, apart):
         do_seal(state, 0, 1, 4)
@@ -70,7 +70,7 @@ def test_ranges_of_several_runs_in_one_instruction_merge_as_they_would_in_one_ea
     assert together.position == apart.position
 
 
-def test_an_instruction_with_a_range_that_does_not_follow_changes_nothing() -> None:
+def test_instruction_skipping_a_run_is_rejected_and_changes_no_state() -> None:
     state = new_state()
     do_seal(state, 0, 1, 2)
     before = encode_state(state)
@@ -79,14 +79,14 @@ def test_an_instruction_with_a_range_that_does_not_follow_changes_nothing() -> N
     assert encode_state(state) == before
 
 
-def test_nothing_is_merged_behind_the_end_of_a_sealed_run() -> None:
+def test_range_beyond_end_of_sealed_run_is_rejected() -> None:
     state = new_state()
     do_seal(state, 0)
     command = merging(state, piece(end=192, count=20))
     assert "beyond the end" in refusal(state, command).why
 
 
-def test_runs_that_are_open_or_over_are_passed_over_and_keep_what_they_have() -> None:
+def test_sealing_skips_open_or_finished_runs_and_keeps_their_ends() -> None:
     state = new_state()
     do_open(state, run=0)
     do_seal(state, 0, 1, 2)
@@ -99,7 +99,7 @@ def test_runs_that_are_open_or_over_are_passed_over_and_keep_what_they_have() ->
     assert ends(state) == [(2, END), (3, End(0, 256, 20))]
 
 
-def test_runs_that_are_all_over_are_refused_as_one_of_them_would_be() -> None:
+def test_sealing_only_finished_runs_is_rejected_with_same_error_as_opening_one() -> None:
     state = new_state()
     do_seal(state, 0, 1)
     do_merge(state, piece(), piece(run=1))
@@ -107,14 +107,14 @@ def test_runs_that_are_all_over_are_refused_as_one_of_them_would_be() -> None:
     assert refusal(state, sealing(state, 0, 1)) == refusal(state, opening(run=0, newest=1))
 
 
-def test_behind_a_run_that_is_refused_none_is_opened() -> None:
+def test_sealing_rejected_at_first_run_opens_no_later_run() -> None:
     state = new_state()
     do_open(state, run=1, active=99)
     assert refusal(state, sealing(state, 1, 2)).is_fenced
     assert ends(state) == [(1, None)]
 
 
-def test_as_many_are_opened_as_find_room() -> None:
+def test_sealing_opens_as_many_runs_as_fit_limit() -> None:
     state = new_state()
     for start in range(0, RUNS_MAX - 6, 250):
         do_seal(state, *range(start, min(start + 250, RUNS_MAX - 6)))
@@ -126,7 +126,7 @@ def test_as_many_are_opened_as_find_room() -> None:
     assert ends(state)[-1] == (RUNS_MAX, END)
 
 
-def test_runs_without_messages_are_over_at_once_in_their_turn() -> None:
+def test_empty_sealed_runs_finish_in_turn_without_merge() -> None:
     state = new_state()
     do_seal(state, 0, 1, end=EMPTY)
     assert ends(state) == []
@@ -137,7 +137,7 @@ def test_runs_without_messages_are_over_at_once_in_their_turn() -> None:
     assert (ends(state), state.sessions[1].done) == ([], (4, EMPTY))
 
 
-def test_runs_of_a_directory_that_took_over_wait_for_the_older_one_even_if_empty() -> None:
+def test_empty_sealed_run_of_new_incarnation_waits_for_older_incarnation() -> None:
     state = new_state()
     do_open(state)
     newer = must(RunOpened, apply(state, sealing(state, 0, end=EMPTY, incarnation=1))).session_id
@@ -147,7 +147,7 @@ def test_runs_of_a_directory_that_took_over_wait_for_the_older_one_even_if_empty
 
 
 @pytest.mark.parametrize("by", ["leader", "operator"])
-def test_a_sealed_run_that_is_fenced_is_closed_where_nodes_say(by: str) -> None:
+def test_fenced_sealed_run_is_closed_at_end_reported_by_nodes(by: str) -> None:
     state = new_state()
     do_seal(state, 0)
     if by == "leader":
@@ -163,7 +163,7 @@ def test_a_sealed_run_that_is_fenced_is_closed_where_nodes_say(by: str) -> None:
     assert ends(state) == []
 
 
-def test_a_snapshot_keeps_sealed_runs_as_they_are() -> None:
+def test_sealed_runs_survive_snapshot() -> None:
     state = new_state()
     do_seal(state, 0, 1)
     again = decode_state(encode_state(state))
@@ -172,7 +172,7 @@ def test_a_snapshot_keeps_sealed_runs_as_they_are() -> None:
     must(RangesMerged, apply(again, merging(again, piece())))
 
 
-def test_a_fenced_directory_opens_nothing() -> None:
+def test_sealing_runs_of_fenced_directory_is_rejected() -> None:
     state = new_state()
     do_open(state)
     do_open(state, incarnation=1)

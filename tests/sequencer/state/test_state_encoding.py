@@ -1,4 +1,4 @@
-"""The state as bytes: equal states give equal bytes, and bytes give the state back or a format error."""
+"""Encoding of the state: equal states give equal bytes; bytes decode to a state or raise a format error."""
 
 from __future__ import annotations
 
@@ -194,9 +194,7 @@ def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
 
 
 @given(states(), st.integers(0, 2**32 - 1))
-def test_a_state_survives_its_bytes_and_equal_ones_have_equal_bytes_however_built(
-    state: SequencerState, seed: int
-) -> None:
+def test_state_survives_encoding_and_equal_states_have_equal_bytes(state: SequencerState, seed: int) -> None:
     data = encode_state(state)
     assert decode_state(data) == state
     assert encode_state(decode_state(data)) == data
@@ -243,7 +241,7 @@ CHANGES: list[Callable[[SequencerState], object]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
-def test_what_changes_a_state_changes_its_bytes(change: Callable[[SequencerState], object]) -> None:
+def test_state_change_changes_encoded_bytes(change: Callable[[SequencerState], object]) -> None:
     state = grown()
     before = encode_state(state)
     change(state)
@@ -251,7 +249,9 @@ def test_what_changes_a_state_changes_its_bytes(change: Callable[[SequencerState
 
 
 @given(states(), st.data())
-def test_changed_bytes_are_a_state_or_a_format_error(state: SequencerState, data: st.DataObject) -> None:
+def test_modified_bytes_decode_to_state_or_raise_format_error(
+    state: SequencerState, data: st.DataObject
+) -> None:
     body = bytearray(encode_state(state))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(body)))
@@ -261,7 +261,7 @@ def test_changed_bytes_are_a_state_or_a_format_error(state: SequencerState, data
 
 @given(st.binary(max_size=100))
 @settings(max_examples=200)
-def test_random_bytes_are_a_state_or_a_format_error(body: bytes) -> None:
+def test_random_bytes_decode_to_state_or_raise_format_error(body: bytes) -> None:
     check_total(body)
 
 
@@ -273,14 +273,14 @@ def check_total(body: bytes) -> None:
     assert decode_state(encode_state(state)) == state
 
 
-def test_a_reason_that_nobody_has_is_a_format_error() -> None:
+def test_unknown_trim_reason_raises_format_error() -> None:
     message = pb.SequencerState(version=1)
     message.segments.add(reason=99)
     with pytest.raises(FormatError, match="says what it cannot"):
         decode_state(message.SerializeToString())
 
 
-def test_a_newer_version_is_told_from_nonsense() -> None:
+def test_newer_version_raises_unknown_version_and_invalid_bytes_raise_format_error() -> None:
     with pytest.raises(UnknownVersion):
         decode_state(pb.SequencerState(version=LATEST + 1).SerializeToString())
     with pytest.raises(FormatError):
@@ -318,7 +318,7 @@ ORDERS = st.builds(
 
 
 @given(ORDERS)
-def test_an_order_survives_its_bytes(order: WritePlan) -> None:
+def test_write_plan_survives_encoding(order: WritePlan) -> None:
     assert decode_write_plan(encode_write_plan(order)) == order
 
 
@@ -387,7 +387,7 @@ def was_reset() -> SequencerState:
     return state
 
 
-def test_the_bytes_of_version_1(golden: Any) -> None:
+def test_version_1_encoding_matches_golden_bytes(golden: Any) -> None:
     made = {"a young state": young(), "a grown state": grown(), "a state that was reset": was_reset()}
     parts = {name: encode_state(state) for name, state in made.items()}
     dump = Dump(b"".join(parts.values()))
@@ -401,7 +401,7 @@ def test_the_bytes_of_version_1(golden: Any) -> None:
     assert made["a young state"].cluster == CLUSTER
 
 
-def test_a_session_that_did_not_change_is_not_encoded_again() -> None:
+def test_unchanged_session_is_not_encoded_again() -> None:
     state = grown()
     encode_state(state)
     before = dict(state.encoded)
@@ -412,7 +412,7 @@ def test_a_session_that_did_not_change_is_not_encoded_again() -> None:
     assert data == encode_state(decode_state(data))
 
 
-def test_a_change_of_the_members_survives_a_snapshot() -> None:
+def test_member_change_survives_snapshot() -> None:
     state = young()
     plain = encode_state(state)
     state.member_requests, state.settled_members = 3, SettledMembers(2, "why")

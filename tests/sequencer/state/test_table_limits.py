@@ -1,4 +1,4 @@
-"""What a client with leases cannot do with their tables: fill the nodes' memory, or keep consensus busy."""
+"""Limits on lease tables: clients cannot fill the memory of nodes or keep consensus busy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write(
     return must(TableWritten, apply(state, command)).answer
 
 
-def test_staged_parts_that_only_delete_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_parts_with_only_deletes_count_towards_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "GROUP_BYTES_MAX", 1000)
     monkeypatch.setattr(tables, "SPARE_BYTES", 1000)
     leases = [f"g/{number}" for number in range(4)]
@@ -60,7 +60,7 @@ def test_staged_parts_that_only_delete_are_limited_too(monkeypatch: pytest.Monke
     assert write(state, lease=leases[3], request=SECOND, deletes=("k",)) is WRITTEN, "a whole commit"
 
 
-def test_at_the_limit_rows_are_replaced_and_an_abandoned_attempt_makes_room(
+def test_full_table_accepts_replaced_rows_and_reuses_room_of_abandoned_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = granted()
@@ -76,7 +76,7 @@ def test_at_the_limit_rows_are_replaced_and_an_abandoned_attempt_makes_room(
     assert write(state, ("d", b"1"), commit=3, request=again, at=1) is NO_ROOM
 
 
-def test_a_commit_clears_few_prefixes_in_its_first_part_only() -> None:
+def test_commit_clears_limited_number_of_prefixes_in_first_part_only() -> None:
     state = granted()
     prefixes = tuple(f"p{number}" for number in range(tables.CLEARS_MAX))
     assert write(state, clears=prefixes) is WRITTEN
@@ -85,7 +85,7 @@ def test_a_commit_clears_few_prefixes_in_its_first_part_only() -> None:
             write(state, at=at, clears=clears)
 
 
-def test_the_rows_are_looked_at_once_for_all_prefixes() -> None:
+def test_clearing_several_prefixes_checks_each_row_once() -> None:
     class Key(str):
         looks = 0
 
@@ -101,7 +101,7 @@ def test_the_rows_are_looked_at_once_for_all_prefixes() -> None:
     assert rows.size_bytes == 279 * (3 + ROW_BYTES)
 
 
-def test_the_keys_of_a_commit_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_with_too_many_keys_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "COMMIT_KEYS_MAX", 3)
     state = granted()
     assert write(state, ("a", b""), is_last=False, deletes=("b",)) is WRITTEN
@@ -111,7 +111,7 @@ def test_the_keys_of_a_commit_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
     assert write(state, ("c", b""), commit=2, deletes=("e", "f", "g")) is NO_ROOM
 
 
-def test_a_part_is_counted_once_however_many_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staging_100_parts_computes_part_sizes_at_most_400_times(monkeypatch: pytest.MonkeyPatch) -> None:
     state, counted = granted(), list[StagedPart]()
     size = StagedPart.size_bytes.fget  # type: ignore[attr-defined]
 
@@ -126,7 +126,7 @@ def test_a_part_is_counted_once_however_many_are_staged(monkeypatch: pytest.Monk
     assert state.tables.size_bytes == sum(size(part) for part in state.tables.by_lease[LEASE].staged)
 
 
-def test_after_a_restart_pages_are_not_encoded_again_until_they_change(
+def test_unchanged_table_pages_are_not_encoded_again_after_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = granted()
@@ -141,14 +141,14 @@ def test_after_a_restart_pages_are_not_encoded_again_until_they_change(
     assert encode_state(restored) == encode_state(state) != data
 
 
-def test_pages_that_another_node_would_divide_otherwise_are_encoded_again() -> None:
+def test_table_pages_divided_differently_by_another_node_are_encoded_again() -> None:
     rows = [(f"key-{number}", b"value") for number in range(20)]
     two = PagedRows()
     two.adopt(rows, b"strange")
     assert "strange" not in str([page.content for page in two.encoded(lambda found: repr(found).encode())])
 
 
-def test_a_snapshot_has_the_rows_of_its_time_whenever_it_is_encoded() -> None:
+def test_snapshot_has_table_rows_of_its_creation_whenever_it_is_encoded() -> None:
     state = granted()
     write(state, *((f"key-{number}", b"value") for number in range(300)))
     before = encode_state(decode_state(encode_state(state)))

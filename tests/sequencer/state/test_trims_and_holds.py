@@ -1,4 +1,4 @@
-"""Trims and holds as commands: a prefix of the sealed segments goes, a hold only moves forward."""
+"""Trim and hold commands: trims remove a prefix of sealed segments, holds only move forward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sealed(count: int) -> SequencerState:
     return state
 
 
-def test_a_trim_takes_all_sealed_segments_before_its_place_with_reason_and_time() -> None:
+def test_trim_marks_sealed_segments_before_position_with_reason_and_time() -> None:
     state = sealed(4)
     assert state.log_start == 0
     trimmed = must(SegmentsTrimmed, apply(state, TrimSegments(20, TrimReason.DISK, 77)))
@@ -57,7 +57,7 @@ def test_a_trim_takes_all_sealed_segments_before_its_place_with_reason_and_time(
     assert state.log_start == state.merged.first
 
 
-def test_of_trimmed_segments_the_newest_entries_are_remembered() -> None:
+def test_newest_trimmed_segment_entries_are_kept_up_to_limit() -> None:
     state = sealed(TRIMMED_ENTRIES_MAX + 7)
     apply(state, TrimSegments(30, TrimReason.REQUEST, 1))
     assert len(state.segments) == TRIMMED_ENTRIES_MAX + 7
@@ -67,7 +67,7 @@ def test_of_trimmed_segments_the_newest_entries_are_remembered() -> None:
     assert sum(one.is_trimmed for one in state.segments) == TRIMMED_ENTRIES_MAX
 
 
-def test_a_trim_names_whose_hold_it_overrides() -> None:
+def test_trim_reports_names_of_overridden_holds() -> None:
     state = sealed(4)
     for name, position in (("late", 19), ("early", 0), ("on-time", 20), ("ahead", 45)):
         assert apply(state, HoldPosition(name, position, 1)) == HoldMoved(name, position)
@@ -75,7 +75,7 @@ def test_a_trim_names_whose_hold_it_overrides() -> None:
     assert trimmed.overridden == ("early", "late")
 
 
-def test_a_hold_moves_forward_may_be_told_again_and_is_released() -> None:
+def test_hold_moves_forward_only_may_be_repeated_and_is_released() -> None:
     state = sealed(2)
     apply(state, HoldPosition("reader", 3, 50))
     assert apply(state, HoldPosition("reader", 3, 40)) == HoldMoved("reader", 3)
@@ -87,7 +87,7 @@ def test_a_hold_moves_forward_may_be_told_again_and_is_released() -> None:
     assert apply(state, HoldPosition("reader", 0, 80)) == HoldMoved("reader", 0)
 
 
-def test_where_holds_are_at_their_limit_those_that_are_there_go_on() -> None:
+def test_existing_holds_still_move_when_hold_limit_is_reached() -> None:
     state = sealed(2)
     for number in range(HOLDS_MAX):
         apply(state, HoldPosition(f"r{number}", 0, 0))
@@ -111,7 +111,7 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
 
 
 @given(st.integers(0, 6), st.lists(COMMANDS, max_size=12))
-def test_whatever_is_trimmed_is_a_prefix_and_no_hold_goes_back(count: int, commands: list[Command]) -> None:
+def test_trims_remove_a_prefix_and_holds_never_move_back(count: int, commands: list[Command]) -> None:
     state = sealed(count)
     for command in commands:
         before, holds, start = encode_state(state), dict(state.holds), state.log_start
@@ -131,7 +131,7 @@ def test_whatever_is_trimmed_is_a_prefix_and_no_hold_goes_back(count: int, comma
             assert set(outcome.overridden) == wanted
 
 
-def test_the_growing_segment_is_never_trimmed_and_what_is_gone_may_be_trimmed_again() -> None:
+def test_growing_segment_is_never_trimmed_and_trim_may_be_repeated() -> None:
     state = sealed(4)
     assert "beyond the merged log" in refusal(state, TrimSegments(46, TrimReason.REQUEST, 1)).why
     outcomes = [
@@ -141,7 +141,7 @@ def test_the_growing_segment_is_never_trimmed_and_what_is_gone_may_be_trimmed_ag
     assert state.merged.segment == SegmentId(0, 4)
 
 
-def test_a_trim_of_an_empty_log_is_done_already() -> None:
+def test_trim_of_empty_log_removes_no_segments() -> None:
     assert must(SegmentsTrimmed, apply(new_state(), TrimSegments(0, TrimReason.REQUEST, 1))).segments == 0
 
 
@@ -162,7 +162,7 @@ BY_AGE = TrimSegments(30, TrimReason.TIME, 63 * NS_PER_MINUTE)
 BY_SIZE = TrimSegments(20, TrimReason.SIZE, NS_PER_MINUTE)
 
 
-def test_what_the_policy_wants_trimmed_is_trimmed() -> None:
+def test_trim_by_age_or_size_removes_segments_exceeding_policy() -> None:
     assert must(SegmentsTrimmed, apply(by_policy(), BY_AGE)).log_start == 30
     assert must(SegmentsTrimmed, apply(by_policy(), BY_SIZE)).log_start == 20
 
@@ -181,7 +181,7 @@ def test_what_the_policy_wants_trimmed_is_trimmed() -> None:
     ],
 )
 @pytest.mark.parametrize("trim", [BY_AGE, BY_SIZE])
-def test_a_trim_does_what_policy_and_holds_of_its_turn_let_go(
+def test_trim_is_limited_by_policy_and_holds_when_applied(
     trim: TrimSegments, change: Command, start: dict[str, int] | int | None
 ) -> None:
     state = by_policy()
@@ -197,7 +197,7 @@ def test_a_trim_does_what_policy_and_holds_of_its_turn_let_go(
         assert state.log_start == wanted
 
 
-def test_where_holds_hold_too_much_only_what_is_more_goes() -> None:
+def test_trim_overrides_hold_only_for_bytes_over_hold_limit() -> None:
     state = by_policy()
     apply(state, HoldPosition("reader", 0, 1))
     apply(state, Configure(hold_bytes_max=150))
@@ -205,7 +205,7 @@ def test_where_holds_hold_too_much_only_what_is_more_goes() -> None:
     assert state.log_start == 20
 
 
-def test_a_trim_for_want_of_space_overrides_holds_but_not_a_policy_that_has_no_bound() -> None:
+def test_disk_trim_overrides_holds_but_is_rejected_without_disk_limit() -> None:
     state, trim = by_policy(), TrimSegments(20, TrimReason.DISK, 1)
     apply(state, HoldPosition("reader", 0, 1))
     apply(state, Configure(retention_disk_percent=0))
@@ -215,7 +215,7 @@ def test_a_trim_for_want_of_space_overrides_holds_but_not_a_policy_that_has_no_b
 
 
 @given(st.lists(COMMANDS, max_size=6), st.integers(1, 80 * NS_PER_MINUTE))
-def test_a_trim_that_is_applied_as_it_was_planned_does_all_of_it(
+def test_planned_trim_applied_to_same_state_removes_all_planned_segments(
     commands: list[Command], clock_ns: int
 ) -> None:
     state = by_policy()
