@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from scheduling import Scheduling, start_order
 from scripts import Handler, replay
+from xdist_schedule import Scheduling, start_order
 
 from rt.cli import logging_setup
 from rt.net import memory_guard
@@ -123,7 +123,7 @@ logging_setup._StderrHandler = _StderrHandler  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """See support/scheduling.py."""
+    """See support/xdist_schedule.py."""
     return Scheduling(config, log)
 
 

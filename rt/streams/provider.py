@@ -28,6 +28,7 @@ from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, Str
 from rt.streams.dead_letters import checked_serializers, publish_letter
 from rt.streams.delivery.options import StreamOptions
 from rt.streams.delivery.served_queue import ServedQueue
+from rt.streams.event_tracing import StreamTracing
 from rt.streams.observer import DeadLetters, ObserverFactory, StreamObserver
 from rt.streams.queue.adapter import QueueAdapter, QueueAdapterFactory, StreamDirection
 from rt.streams.requests.request import QueueAnswer, QueueRequest, RequestingStores, decode_answer
@@ -36,7 +37,6 @@ from rt.streams.stream import Stream, Subscription
 from rt.streams.subscriptions.consumer_factories import ConsumerFactories
 from rt.streams.subscriptions.start_place import Start, check_start, known_start
 from rt.streams.subscriptions.subscription_store import Stores
-from rt.streams.tracing import StreamTracing
 
 logger = logging.getLogger("rt.streams")
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from rt.errors import FormatError
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.ipc.framing import FrameDecoder, frame
+from sequencer.ipc.frames import FrameDecoder, frame
 from sequencer.ipc.silence import SilenceDetector
 
 RETRY_S: Final = 0.1

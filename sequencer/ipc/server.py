@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from rt.errors import FormatError
 from rt.log.disk import storage_errors
-from sequencer.ipc.framing import FrameDecoder, frame
+from sequencer.ipc.frames import FrameDecoder, frame
 
 UNSENT_BYTES_MAX: Final = 256 << 20
 _READ_BYTES: Final = 16 << 10

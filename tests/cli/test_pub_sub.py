@@ -25,10 +25,10 @@ from click.testing import CliRunner, Result
 from disks import FaultyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_shadow import shadow
 from pull_source import pull_source
 from push_node import NodesInThread, PushNode
 from receiving_node import make_pki, tls_of
-from shadowing import shadow
 
 import rt
 from rt.cli.formats import parsers, publish_loop, writers

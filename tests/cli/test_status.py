@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from module_shadow import shadow
 from msgspec.structs import replace
 from receiving_node import make_pki, tls_of
 from rest_node import OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, at, history, node_view, standing
-from shadowing import shadow
 
 from rt.cli.commands import status as status_module
 from rt.cli.formats.cluster_summary import CLIENTS_MAX, ClusterSummary, NodeAnswer, status_lines

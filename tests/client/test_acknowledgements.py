@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from disks import FaultyDisk, MemoryDisk
-from publishing import DEADLINE_SECONDS, DIRECTORY, numbers, on_files, on_memory, pull_the_plug, values
+from publishers import DEADLINE_SECONDS, DIRECTORY, numbers, on_files, on_memory, pull_the_plug, values
 
 import rt
 import rt.log.read.reader

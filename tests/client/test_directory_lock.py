@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from disks import MemoryDisk
-from publishing import DEADLINE_SECONDS, on_files, on_memory, pull_the_plug, read
+from publishers import DEADLINE_SECONDS, on_files, on_memory, pull_the_plug, read
 
 import rt
 from rt.client.fork_safety import open_publishers

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from disks import MemoryDisk, Operation
-from publishing import (
+from publishers import (
     DEADLINE_SECONDS,
     is_told,
     numbers,

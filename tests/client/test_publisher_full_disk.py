@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from disks import MemoryDisk, memory_file
-from publishing import DIRECTORY, numbers, on_memory, pull_the_plug, read
+from publishers import DIRECTORY, numbers, on_memory, pull_the_plug, read
 
 import rt
 from rt.client.fork_safety import open_publishers

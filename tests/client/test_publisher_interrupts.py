@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 from disks import MemoryDisk
-from publishing import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read, wait_until
+from publishers import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read, wait_until
 from receiving_node import make_pki, tls_of
 
 import rt

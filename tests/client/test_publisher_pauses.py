@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from disks import MemoryDisk
-from publishing import numbers, on_memory
+from publishers import numbers, on_memory
 
 import rt
 from rt.client import batch_writer

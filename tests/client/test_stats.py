@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from disks import MemoryDisk
-from publishing import on_memory, values
+from publishers import on_memory, values
 from push_node import NodesInThread, PushNode
 
 import rt

@@ -1,6 +1,6 @@
 """One cluster of real nodes for all tests here, each of which leaves it whole or has the next one mend it.
 
-One worker of pytest-xdist runs all of them: see support/scheduling.py.
+One worker of pytest-xdist runs all of them: see support/xdist_schedule.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
-from operating import told
+from operator_calls import told
 from preloaded import CLOCK, built, set_clock
 
 import rt

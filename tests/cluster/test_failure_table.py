@@ -18,7 +18,7 @@ import pytest
 from chaos.wired_nodes import CLIENTS, WiredNodes
 from faults import WAIT_S, Faults
 from preloaded import FSYNC, built
-from sending import Sender
+from senders import Sender
 
 import rt
 from rt.log.check.status import read_status

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
-from operating import is_closed, told, wait_run
+from operator_calls import is_closed, told, wait_run
 
 import rt
 from replicator.push.client import PushClient

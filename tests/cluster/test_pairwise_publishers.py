@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults import Faults
-from sending import Sender
+from senders import Sender
 
 pytestmark = pytest.mark.slow
 

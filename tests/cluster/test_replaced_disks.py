@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 from faults import Faults
-from sending import Sender
+from senders import Sender
 
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId

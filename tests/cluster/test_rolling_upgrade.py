@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import upgrade_client
-from operating import told
+from operator_calls import told
 
 import rt
 from rt.child_process import ChildProcess

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from batches import columns, forge
 from disks import MemoryDisk, Operation
-from publishing import (
+from publishers import (
     DEADLINE_SECONDS,
     DIRECTORY,
     SMALL,

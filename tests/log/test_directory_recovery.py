@@ -8,7 +8,7 @@ import pytest
 from disks import MemoryDisk
 from disks.crash_sweep import Log, sweep
 from msgspec.structs import replace
-from publishing import DIRECTORY, SMALL, files, numbers, on_memory, pull_the_plug, read, restore, values
+from publishers import DIRECTORY, SMALL, files, numbers, on_memory, pull_the_plug, read, restore, values
 
 import rt
 import rt.log.read.reader

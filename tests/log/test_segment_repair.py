@@ -7,7 +7,7 @@ from disks import MemoryDisk
 from disks.crash_sweep import Log, sweep
 from hypothesis import given
 from hypothesis import strategies as st
-from receiving import MERGED, SESSION, WHOLE, merge, publish
+from log_items import MERGED, SESSION, WHOLE, merge, publish
 
 from rt.errors import Corrupt, Diverged
 from rt.log.disk import File

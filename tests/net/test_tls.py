@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shadowing import shadow
+from module_shadow import shadow
 
 from rt.errors import CertificateError, InvalidName
 from rt.names import is_name

@@ -19,7 +19,7 @@ from batches import CLUSTER, LIFE, Said, batch, columns, forge
 from disks import MemoryDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from receiving import COPY, MERGED, items_of
+from log_items import COPY, MERGED, items_of
 
 import rt
 from replicator.protocol.column_check import BadColumns, check_columns

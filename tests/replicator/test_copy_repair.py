@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receiving import files_of, publish
+from log_items import files_of, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 from replicator.pull import copy_repair

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from batches import CLUSTER
+from log_items import publish
 from msgspec.structs import replace
-from receiving import publish
 
 from replicator.protocol.epoch_check import check_epoch, check_line
 from replicator.protocol.handshake import PullStart, PushProgress, PushStart

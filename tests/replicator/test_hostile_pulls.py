@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receiving import publish
+from log_items import publish
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 import rt

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receiving import files_of
+from log_items import files_of
 from receiving_node import CLUSTER, WAIT_S, FakeNode, make_pki, tls_of, until
 
 import rt

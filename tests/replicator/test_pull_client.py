@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from disks import FaultyDisk
-from receiving import files_of, messages, publish
+from log_items import files_of, messages, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, silent_endpoint, tls_of, until
 
 import rt

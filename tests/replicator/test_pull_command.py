@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from receiving import files_of, publish
+from log_items import files_of, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, silent_endpoint, tls_of, until
 
 from replicator.cli.pull import pull

@@ -19,8 +19,7 @@ import pytest
 from disks import MemoryDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
-from receiving import (
+from log_items import (
     COPY,
     FILTERED,
     MERGED,
@@ -33,6 +32,7 @@ from receiving import (
     publish,
     recut,
 )
+from msgspec.structs import replace
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 import replicator.pull.server as server_module

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from receiving import files_of, items_of, publish, recut
+from log_items import files_of, items_of, publish, recut
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 import rt

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from receiving import files_of, publish
+from log_items import files_of, publish
 from receiving_node import FakeNode, make_pki, tls_of, until
 
 import rt

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from disks import MemoryDisk
 from disks.crash_sweep import Log, sweep
-from receiving import (
+from log_items import (
     CLUSTER,
     COPY,
     MERGED,

@@ -9,8 +9,7 @@ import pytest
 from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
-from receiving import (
+from log_items import (
     CLUSTER,
     COPY,
     MERGED,
@@ -23,6 +22,7 @@ from receiving import (
     publish,
     recut,
 )
+from msgspec.structs import replace
 
 import rt
 from replicator.protocol.messages import Chunk, CompleteUpTo, Item, LogOffset, LogTrimmed, SegmentSealed

@@ -9,8 +9,8 @@ import pytest
 from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
+from log_items import COPY, SESSION, files_of, give, items_of, messages, publish, recut, session_copy
 from msgspec.structs import replace
-from receiving import COPY, SESSION, files_of, give, items_of, messages, publish, recut, session_copy
 
 import rt
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed

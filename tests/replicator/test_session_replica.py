@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from disks import MemoryDisk
-from receiving import SESSION, items_of, publish, session_copy
+from log_items import SESSION, items_of, publish, session_copy
 
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
 from replicator.protocol.run_in_thread import to_end

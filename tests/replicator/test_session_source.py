@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from disks import MemoryDisk
-from publishing import DIRECTORY, on_memory
+from publishers import DIRECTORY, on_memory
 
 import rt
 from replicator.protocol.handshake import PushProgress, PushStart

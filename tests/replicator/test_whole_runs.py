@@ -9,8 +9,8 @@ from disks import MemoryDisk
 from disks.crash_sweep import Log, sweep
 from hypothesis import given
 from hypothesis import strategies as st
+from log_items import COPY, SESSION, files_of, give, give_whole, items_of, publish, recut, session_copy
 from msgspec.structs import replace
-from receiving import COPY, SESSION, files_of, give, give_whole, items_of, publish, recut, session_copy
 
 from replicator.protocol.codec import decode_push_request, encode_push_request
 from replicator.protocol.messages import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from log_items import files_of, give, items_of, publish, session_copy
 from msgspec.structs import replace
-from receiving import files_of, give, items_of, publish, session_copy
-from sequencing import do_merge, must, new_state
+from sequencer_core import do_merge, must, new_state
 
 from replicator.receive.batch_boundaries import read_marks
 from rt.log.disk import REAL

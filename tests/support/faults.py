@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.wired_nodes import WiredNodes
-from sending import Sender
+from senders import Sender
 from verdict import Trial
 
 import rt

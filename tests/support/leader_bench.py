@@ -6,7 +6,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from sequencing import Writing, new_state
+from sequencer_core import Writing, new_state
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.divergence_check import Divergence

@@ -11,7 +11,7 @@ from typing import Any
 
 from batches import CLUSTER
 from disks import MemoryDisk, PowerCut
-from sequencing import (
+from sequencer_core import (
     INCARNATIONS,
     DumbMerger,
     WrittenSession,

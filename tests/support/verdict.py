@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from sending import Sender, read_value
+from senders import Sender, read_value
 
 import rt
 from sequencer.localcluster.nodes import LocalCluster

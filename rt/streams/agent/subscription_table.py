@@ -24,10 +24,10 @@ from rt.streams.delivery.consumer import Consumer
 from rt.streams.delivery.observer_calls import LateObserver
 from rt.streams.delivery.selective_consumer import SelectiveConsumer
 from rt.streams.delivery.served_queue import ServedQueue
+from rt.streams.event_tracing import TracedObserver
 from rt.streams.observer import StreamObserver
 from rt.streams.subscriptions.consumer_factories import ConsumerFactories
 from rt.streams.subscriptions.subscription_store import SubscriptionRecord, SubscriptionStore, implicit_id
-from rt.streams.tracing import TracedObserver
 
 logger = logging.getLogger("rt.streams")
 

@@ -17,10 +17,10 @@ from rt.streams.delivery.consumer_tasks import ConsumerTasks
 from rt.streams.delivery.observer_calls import CallDeadlines
 from rt.streams.delivery.options import StreamOptions
 from rt.streams.delivery.read_slots import ReadSlots
+from rt.streams.event_tracing import StreamTracing
 from rt.streams.observer import DeadLetters
 from rt.streams.queue.adapter import QueueAdapter, QueueGap
 from rt.streams.queue.queue_cache import QueueCache
-from rt.streams.tracing import StreamTracing
 
 logger = logging.getLogger("rt.streams")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shadowing import shadow
+from module_shadow import shadow
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control import reporter

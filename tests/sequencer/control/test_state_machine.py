@@ -8,7 +8,7 @@ import pytest
 from batches import CLUSTER
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import opening, piece
+from sequencer_core import opening, piece
 
 from rt.errors import FormatError, UnknownVersion
 from rt.v1 import sequencer_pb2 as pb

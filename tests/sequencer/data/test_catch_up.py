@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from batches import CLUSTER
-from receiving import give, items_of, publish, session_copy
+from log_items import give, items_of, publish, session_copy
 from receiving_node import FakeNode, make_pki, tls_of, until
-from sequencing import do_merge, must, new_state
+from sequencer_core import do_merge, must, new_state
 
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
 from replicator.receive.batch_boundaries import read_marks

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from data_process_bench import Lagging, Played, snapshot_of, with_peers
-from receiving import items_of
-from sequencing import do_close, do_fence, do_open, must, new_state
+from log_items import items_of
+from sequencer_core import do_close, do_fence, do_open, must, new_state
 
 from replicator.protocol.handshake import PushHello
 from replicator.protocol.messages import Chunk, LogOffset, Run

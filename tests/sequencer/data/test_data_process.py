@@ -14,7 +14,7 @@ from batches import CLUSTER
 from data_process_bench import Played, snapshot_of, with_peers
 from nodes_bench import Story, wait_until
 from receiving_node import tls_of, until
-from sequencing import do_close, do_fence, do_open, new_state, opening
+from sequencer_core import do_close, do_fence, do_open, new_state, opening
 from watch_loop import WatchLoop
 
 import rt

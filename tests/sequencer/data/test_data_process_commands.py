@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from data_process_bench import Lagging, Played, snapshot_of
-from sequencing import do_open, new_state
+from sequencer_core import do_open, new_state
 
 from rt.errors import Corrupt, Timeout
 from rt.net.grpc_errors import Unreachable

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from batches import CLUSTER
 from disks import MemoryDisk
+from log_items import give, items_of, publish, session_copy
 from msgspec.structs import replace
 from nodes_bench import Story, merged_files, open_merger
-from receiving import give, items_of, publish, session_copy
-from sequencing import do_merge, do_open, must, new_state, opening, piece, random_runs
+from sequencer_core import do_merge, do_open, must, new_state, opening, piece, random_runs
 
 from replicator.protocol.handshake import PushHello
 from replicator.protocol.messages import LogOffset, Run

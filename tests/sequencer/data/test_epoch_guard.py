@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sequencing import must, new_state
+from sequencer_core import must, new_state
 
 from rt.errors import ClusterMismatch, Corrupt, StorageError
 from rt.log.disk import REAL

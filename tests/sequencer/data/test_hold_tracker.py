@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from batches import CLUSTER
-from shadowing import shadow
+from module_shadow import shadow
 
 from sequencer.data import hold_tracker
 from sequencer.data.hold_tracker import AGAIN_S, REFUSED_S, HoldTracker, RequestedHolds

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rest_node import node_view
-from sequencing import do_merge, do_open, new_state, opening, piece
+from sequencer_core import do_merge, do_open, new_state, opening, piece
 
 from replicator.protocol.handshake import PushHello, SilenceLimit
 from rt.exposition import exposition

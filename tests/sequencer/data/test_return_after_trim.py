@@ -13,7 +13,7 @@ from batches import CLUSTER
 from disks import MemoryDisk
 from nodes_bench import IDENTITY, MERGED, Story, begin, open_merger
 from receiving_node import FakeNode, make_pki, tls_of, until
-from sequencing import must
+from sequencer_core import must
 
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId

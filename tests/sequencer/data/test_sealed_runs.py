@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from data_process_bench import Lagging, Played, snapshot_of
 from disks import MemoryDisk
+from log_items import SESSION, give, items_of, publish, session_copy
 from msgspec.structs import replace
-from receiving import SESSION, give, items_of, publish, session_copy
-from sequencing import do_open, new_state, opening
+from sequencer_core import do_open, new_state, opening
 
 import rt
 from replicator.protocol.handshake import PushHello, PushProgress

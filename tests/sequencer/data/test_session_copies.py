@@ -9,9 +9,9 @@ import threading
 
 import pytest
 from data_process_bench import Lagging, Played, snapshot_of, with_peers
+from log_items import files_of
 from msgspec.structs import replace
-from receiving import files_of
-from sequencing import do_close, do_fence, do_join, do_open, must, new_state, opening
+from sequencer_core import do_close, do_fence, do_join, do_open, must, new_state, opening
 
 from replicator.protocol.handshake import PushHello
 from replicator.protocol.messages import Chunk, LogOffset, Run

@@ -17,7 +17,7 @@ from watch_loop import WatchLoop
 
 from rt.errors import StorageError
 from sequencer.ipc import server as link_module
-from sequencer.ipc.framing import HEADER, FrameDecoder, frame
+from sequencer.ipc.frames import HEADER, FrameDecoder, frame
 from sequencer.ipc.server import ControlServer
 
 

@@ -15,7 +15,7 @@ from watch_loop import WatchLoop
 from rt.errors import Corrupt
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.client import ControlLink
-from sequencer.ipc.framing import HEADER
+from sequencer.ipc.frames import HEADER
 from sequencer.ipc.server import ControlServer
 
 

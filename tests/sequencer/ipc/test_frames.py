@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rt.errors import FormatError
-from sequencer.ipc.framing import FRAME_BYTES_MAX, HEADER, FrameDecoder, frame
+from sequencer.ipc.frames import FRAME_BYTES_MAX, HEADER, FrameDecoder, frame
 
 
 @given(st.lists(st.binary(max_size=40)), st.data())

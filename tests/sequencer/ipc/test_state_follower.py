@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from batches import CLUSTER
-from sequencing import do_fence, do_merge, do_open, merging, new_state, opening, piece
+from sequencer_core import do_fence, do_merge, do_open, merging, new_state, opening, piece
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.state_follower import StateFollower

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from leader_bench import CLOCK_NS, HOUR_NS, SECOND_NS, Bench, marks_of, writing
-from sequencing import Writing, do_join, do_open, piece
+from sequencer_core import Writing, do_join, do_open, piece
 
 from rt.errors import Closed, MessageTooLarge, Overloaded
 from rt.v1 import sequencer_pb2 as pb

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from leader_bench import CLOCK_NS, HOUR_NS, SECOND_NS, Bench, marks_of, writing
-from sequencing import do_open, do_roll
+from sequencer_core import do_open, do_roll
 
 from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb

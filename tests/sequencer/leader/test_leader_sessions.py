@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from leader_bench import CLOCK_NS, SECOND_NS, Bench, marks_of, writing
-from sequencing import do_fence, do_join, do_open, must, opening
+from sequencer_core import do_fence, do_join, do_open, must, opening
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.proposals import REPEAT_NS

@@ -11,8 +11,8 @@ from itertools import chain, combinations, combinations_with_replacement
 from typing import NamedTuple
 
 import pytest
-from member_planning import MemberWorld
-from sequencing import do_open, must, new_state
+from member_model import MemberWorld
+from sequencer_core import do_open, must, new_state
 
 from sequencer.leader.member_steps import (
     CommittedMembers,

@@ -6,8 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from planning import Node, World
-from sequencing import (
+from sequencer_core import (
     Writing,
     do_close,
     do_fence,
@@ -17,6 +16,7 @@ from sequencing import (
     new_state,
     piece,
 )
+from stream_model import Node, World
 
 from sequencer.leader.merge_planner import INSTRUCTION_BYTES_MAX, Speculation, plan_merge
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey

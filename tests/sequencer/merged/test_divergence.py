@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from sequencing import do_merge, do_open, new_state, piece
+from sequencer_core import do_merge, do_open, new_state, piece
 
 from sequencer.leader import divergence_check
 from sequencer.leader.divergence_check import Divergence, DivergenceDetector

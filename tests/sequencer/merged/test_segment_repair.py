@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receiving import CLUSTER, WHOLE, files_of, give, items_of, publish, session_copy
+from log_items import CLUSTER, WHOLE, files_of, give, items_of, publish, session_copy
 from receiving_node import FakeNode, make_pki, tls_of, until
 
 from replicator.protocol.messages import Run

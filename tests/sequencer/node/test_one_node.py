@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operating import WAIT_S, is_closed, told, wait_run
+from operator_calls import WAIT_S, is_closed, told, wait_run
 
 import rt
 from rt.log.disk import REAL

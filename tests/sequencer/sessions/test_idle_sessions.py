@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sequencing import (
+from sequencer_core import (
     do_close,
     do_fence,
     do_join,

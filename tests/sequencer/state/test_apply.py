@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from scripts import Case
-from sequencing import (
+from sequencer_core import (
     INCARNATIONS,
     DumbMerger,
     WrittenSession,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequencing import new_state, refusal
+from sequencer_core import new_state, refusal
 
 from rt.errors import UnknownVersion
 from rt.v1 import sequencer_pb2 as pb

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequencing import do_merge, do_open, must, new_state, piece, refusal
+from sequencer_core import do_merge, do_open, must, new_state, piece, refusal
 
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import GroupReset, HoldMoved

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import must, new_state, refusal
+from sequencer_core import must, new_state, refusal
 
 from sequencer.leader.lease_expiry import POLL_NS, LeaseExpiry
 from sequencer.state.apply import apply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sequencing import new_state, refusal
+from sequencer_core import new_state, refusal
 
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, ConfigurationChanged, RequestLapsed, RequestWaits

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import must, new_state
+from sequencer_core import must, new_state
 
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import PostAnswer, RequestPosted, TableAnswer, TableWritten

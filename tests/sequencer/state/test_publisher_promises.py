@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequencing import do_close, do_fence, do_open, must, new_state, opening
+from sequencer_core import do_close, do_fence, do_open, must, new_state, opening
 
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, Forgotten, RunFenced, RunOpened, SilenceLimited

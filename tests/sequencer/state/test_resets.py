@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from sequencing import (
+from sequencer_core import (
     do_close,
     do_fence,
     do_merge,

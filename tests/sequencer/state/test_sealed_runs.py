@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequencing import (
+from sequencer_core import (
     do_close,
     do_fence,
     do_merge,

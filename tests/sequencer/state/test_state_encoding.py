@@ -16,7 +16,7 @@ from dump import Dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from sequencing import do_close, do_fence, do_join, do_merge, do_open, do_roll, must, new_state, piece
+from sequencer_core import do_close, do_fence, do_join, do_merge, do_open, do_roll, must, new_state, piece
 
 from rt.errors import FormatError, UnknownVersion
 from rt.log.format.segment import SegmentId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sequencing import must, new_state
+from sequencer_core import must, new_state
 
 from rt.v1 import leases_pb2
 from sequencer.state.apply import apply

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from sequencing import must, new_state, refusal
+from sequencer_core import must, new_state, refusal
 
 from archiver.retention import plan_trim
 from rt.log.format.segment import SegmentId

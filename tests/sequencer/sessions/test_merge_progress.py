@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from nodes_bench import Story
-from sequencing import new_state
+from sequencer_core import new_state
 
 from sequencer.sessions import merge_progress as module
 from sequencer.sessions.merge_progress import ConsumedRanges, consumed_place

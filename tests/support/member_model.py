@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from planning import NOTHING, InFlight, Node, World
+from stream_model import NOTHING, InFlight, Node, World
 
 from sequencer.leader.member_steps import CommittedMembers, MemberStep, MemberSteps, TransferLeadership
 from sequencer.merged.session_retention import SessionRetention

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
-from operating import told
+from operator_calls import told
 
 import rt
 from rt.sidecar.push_control import ListRequested, PushesListed, find_push_processes

@@ -36,7 +36,7 @@ STOCK = pysyncobj.syncobj.SyncObj
 OURS = core.SyncObj
 HEAD = """\
 # Members of PySyncObj that sequencer.raft replaces or runs, with the SHA-256 of their source.
-# Made by test_raft_pinned.py with --rewrite, after each line that changed was read in PySyncObj.
+# Made by test_pysyncobj_members.py with --rewrite, after each line that changed was read in PySyncObj.
 """
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sequencing import Writing, new_state, newest_of
+from sequencer_core import Writing, new_state, newest_of
 
 from sequencer.leader.merge_planner import Speculation, plan_merge
 from sequencer.leader.replication_tracker import (

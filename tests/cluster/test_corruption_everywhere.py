@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operating import told
+from operator_calls import told
 
 import rt
 from rt.events import CorruptPositions, Event, SkipForward

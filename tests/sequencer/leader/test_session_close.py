@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequencing import do_close, do_fence, do_join, do_merge, do_open, must, new_state, opening, piece
+from sequencer_core import do_close, do_fence, do_join, do_merge, do_open, must, new_state, opening, piece
 
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.leader.session_close import DiskRestoration, SessionCloser

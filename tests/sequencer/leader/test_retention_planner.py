@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequencing import must, new_state
+from sequencer_core import must, new_state
 
 from archiver.policy import DiskUse
 from rt.log.format.segment import SegmentId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import pytest
-from sequencing import Writing, do_fence, do_merge, do_open, must, new_state, opening, piece
+from sequencer_core import Writing, do_fence, do_merge, do_open, must, new_state, opening, piece
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.leader import Leader
