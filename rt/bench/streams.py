@@ -106,7 +106,7 @@ class _OneStream(GeneratorQueues):
         self,
         queue: QueueId,
         start: SequenceToken | None,
-        _book: str | None = None,
+        _store_id: str | None = None,
         _needed: SequenceToken | None = None,
     ) -> GeneratorReader:
         return _OneReader(self, queue, start or SequenceToken(0), None)

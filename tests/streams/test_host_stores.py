@@ -26,7 +26,7 @@ from rt.streams import (
     StreamProvider,
     directory_stores,
 )
-from rt.streams.cluster import book_hold
+from rt.streams.cluster import store_hold
 from rt.streams.core.event_batch import EventBatch
 from sequencer.localcluster.nodes import LocalCluster
 from sequencer.localcluster.processes import nothing_left
@@ -145,7 +145,7 @@ def test_subscription_stores_have_separate_holds_at_their_own_positions(
         async with again:
             await until(lambda: rest.events and rest.events[-1] == b"%d" % (EVENTS - 1))
         assert rest.events == [b"%d" % number for number in range(100, EVENTS)]
-        assert (await holds(nodes)).keys() == found.keys(), "the book has the same hold as before"
+        assert (await holds(nodes)).keys() == found.keys(), "the store has the same hold as before"
 
     asyncio.run(main())
 
@@ -160,11 +160,11 @@ def test_subscription_continues_on_another_host_with_less_of_log(root: Path, nod
 
     async def main() -> None:
         before, after, earliest = Collector(act=hang), Collector(), Collector()
-        books = first.root / "stores"
-        async with first.provider(shared=books) as provider:
+        shared = first.root / "stores"
+        async with first.provider(shared=shared) as provider:
             await provider.stream("n", "a").subscribe(before, start=SequenceToken(0), name="one")
             await until(lambda: len(before.events) == 100)
-        async with second.provider(shared=books) as provider:
+        async with second.provider(shared=shared) as provider:
             await provider.stream("n", "a").subscribe(after, name="one")
             await until(lambda: len(after.events) == EVENTS - 100)
             await provider.stream("n", "a").subscribe(earliest, start=StartPosition.EARLIEST_AVAILABLE)
@@ -178,7 +178,7 @@ def test_subscription_continues_on_another_host_with_less_of_log(root: Path, nod
 def test_released_hold_of_running_subscription_store_is_created_again(
     root: Path, nodes: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book_hold, "AGAIN_S", 0.2)
+    monkeypatch.setattr(store_hold, "AGAIN_S", 0.2)
 
     async def run(*arguments: str) -> str:
         tls = nodes.certificate("operator", "op")

@@ -77,7 +77,7 @@ def append(feeds: Feeds, numbers: range) -> None:
 
 
 class Hosts:
-    """Hosts with a copy each. `stores` is shared, as the file of one book is."""
+    """Hosts with a copy each. `stores` is shared, as the file of one store is."""
 
     def __init__(self, root: Path, nodes: RangeNodes) -> None:
         self._root = root

@@ -23,7 +23,7 @@ _NUMBERS: Final = ("position", "lag", "kept")
 def holds() -> None:
     """Show the holds: the positions from which nodes keep the merged log for those who still need it.
 
-    A hold has the name of a subscriber. NAME~book-ID is that of the subscriptions in one subscription store
+    A hold has the name of a subscriber. NAME~store-ID is that of the subscriptions in one subscription store
     of stream hosts, and the other names with a ~ are positions of groups (`rt groups`).
     """
 

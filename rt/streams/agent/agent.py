@@ -93,7 +93,7 @@ class PullingAgent:
             self._new_from = starts.first or self._store.low
             begin = starts.first or self._rewound()
             self._receiver = await self.queue.adapter.receiver(
-                self.queue.id, begin, self._store.book, self._needed(begin)
+                self.queue.id, begin, self._store.store_id, self._needed(begin)
             )
             undo.push_async_callback(self._receiver.close)
             self._serve(starts, begin or self._receiver.start)

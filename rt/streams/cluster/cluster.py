@@ -21,7 +21,7 @@ class Cluster(Struct, frozen=True):
 
     To read: `path`, `endpoints` and `tls` are those of `rt.Subscriber`. With `name`, that of the certificate
     (role subscriber), the nodes retain what the subscription store of the queue has not acknowledged: the
-    hold is called `<name>~book-<id of the store>`.
+    hold is called `<name>~store-<id of the store>`.
 
     To write: `writer` opens a publisher of that stream; `level` is the durability that `publish` waits for,
     at most `level_s` seconds. None: synced on this host.

@@ -94,7 +94,7 @@ class ClusterQueues:
         self,
         queue: QueueId,
         start: SequenceToken | None,
-        book: str | None = None,
+        store_id: str | None = None,
         needed: SequenceToken | None = None,
     ) -> ClusterReceiver | LeadingReceiver:
         """With nodes and a `start` it is read from the nodes until the copy of this host follows them. The
@@ -102,7 +102,9 @@ class ClusterQueues:
         """
         cluster, nodes = self._clusters[queue.name], self._nodes_of(queue)
         epoch = self._epochs.get(queue.name)
-        receiver = ClusterReceiver(cluster, nodes, needed or start, self._split, book, epoch, self._topics)
+        receiver = ClusterReceiver(
+            cluster, nodes, needed or start, self._split, store_id, epoch, self._topics
+        )
         await receiver.check_copy()
         if nodes is None or start is None:
             await receiver.open()

@@ -13,12 +13,12 @@ from rt.errors import RtError
 from rt.events import SkipForward
 from rt.log.read.reader import Place
 from rt.log.scan.message_batch import MessageBatch
-from rt.streams.cluster.book_hold import BookHold, CopyBook, hold_name
 from rt.streams.cluster.cluster import Cluster
 from rt.streams.cluster.cluster_events import ReadSizer, Split, TopicSelection, events_of, position_of
 from rt.streams.cluster.local_copy import check_copy, end_of, start_of
 from rt.streams.cluster.log_gaps import LogGaps
 from rt.streams.cluster.node_ranges import NodeLogs, NodeRangeReader
+from rt.streams.cluster.store_hold import HoldRecord, StoreHold, hold_name
 from rt.streams.core.errors import QueueReset
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead
@@ -40,7 +40,7 @@ class ClusterReceiver:
         nodes: NodeLogs | None,
         start: SequenceToken | None,
         split: Split | None,
-        book: str | None,
+        store_id: str | None,
         epoch: QueueEpoch | None,
         topics: TopicSelection,
     ) -> None:
@@ -66,11 +66,11 @@ class ClusterReceiver:
         self._waiting: MessageBatch | None = None
         """The batch of the copy that comes after that."""
         self._cluster = cluster
-        self._book = book
+        self._store_id = store_id
         self._epoch = epoch
-        self._copy_book: CopyBook | None = None
+        self._hold_record: HoldRecord | None = None
         """Set if the subscriptions are in memory."""
-        self._hold: BookHold | None = None
+        self._hold: StoreHold | None = None
         """Set if nodes hold the log back."""
         self._subscriber: rt.aio.Subscriber
 
@@ -84,14 +84,14 @@ class ClusterReceiver:
         cluster, name, position = self._cluster, self._cluster.name, self._position_wanted()
         hold = None
         if name is not None and cluster.tls is not None and self._nodes is not None:
-            book = self._book
-            if book is None:
-                self._copy_book = await asyncio.to_thread(CopyBook, self._directory, name)
-                book = self._copy_book.id
-                position = self._copy_book.position if position is None else position
-            hold = BookHold(hold_name(name, book), cluster.endpoints, cluster.tls)
-        is_of_book = hold is not None
-        beginning: Place | None = None if name is not None and not is_of_book else "earliest"
+            store_id = self._store_id
+            if store_id is None:
+                self._hold_record = await asyncio.to_thread(HoldRecord, self._directory, name)
+                store_id = self._hold_record.id
+                position = self._hold_record.position if position is None else position
+            hold = StoreHold(hold_name(name, store_id), cluster.endpoints, cluster.tls)
+        is_of_store = hold is not None
+        beginning: Place | None = None if name is not None and not is_of_store else "earliest"
         self._subscriber = rt.aio.Subscriber(
             cluster.path,
             cluster.stream,
@@ -100,7 +100,7 @@ class ClusterReceiver:
             position=beginning if position is None else position,
             topics=self._topics.patterns or None if cluster.endpoints else None,
             on_event=self._gaps,
-            name=None if is_of_book else name,
+            name=None if is_of_store else name,
             connect_timeout=None,
         )
         await self._subscriber.__aenter__()
@@ -202,10 +202,10 @@ class ClusterReceiver:
             )
 
     async def acknowledge(self, low: SequenceToken) -> None:
-        """With a name: the nodes retain what comes after it, for this book."""
+        """With a name: the nodes retain what comes after it, for this store."""
         position = position_of(low, self._split)
-        if self._copy_book is not None:
-            await asyncio.to_thread(self._copy_book.acknowledge, position)
+        if self._hold_record is not None:
+            await asyncio.to_thread(self._hold_record.acknowledge, position)
         if self._hold is not None:
             self._hold.move(position)
         elif self._name is not None:

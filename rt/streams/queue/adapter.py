@@ -103,7 +103,7 @@ class QueueAdapter(Protocol):
         self,
         queue: QueueId,
         start: SequenceToken | None,
-        book: str | None,
+        store_id: str | None,
         needed: SequenceToken | None = None,
         /,
     ) -> QueueReceiver:
@@ -111,8 +111,8 @@ class QueueAdapter(Protocol):
 
         `needed`, if it is given, is before `start`: some subscription still reads from there on, as history.
 
-        `book` is the id of the subscription store, if that outlives this process. Owners with different ones
-        know nothing of each other: what one has acknowledged, another may still need.
+        `store_id` is the id of the subscription store, if that outlives this process. Owners with different
+        stores know nothing of each other: what one has acknowledged, another may still need.
         """
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> HistoryReader:

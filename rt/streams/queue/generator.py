@@ -70,7 +70,7 @@ class GeneratorQueues:
         self,
         queue: QueueId,
         start: SequenceToken | None,
-        _book: str | None = None,
+        _store_id: str | None = None,
         _needed: SequenceToken | None = None,
     ) -> GeneratorReader:
         self._began.setdefault(queue, asyncio.get_running_loop().time())

@@ -67,7 +67,7 @@ class MemoryQueues:
         self,
         queue: QueueId,
         start: SequenceToken | None,
-        _book: str | None = None,
+        _store_id: str | None = None,
         _needed: SequenceToken | None = None,
     ) -> MemoryReceiver:
         return MemoryReceiver(self._queues[queue], start)

@@ -49,7 +49,7 @@ from rt.streams.requests.request import PostedRequest, QueueAnswer, RequestedSto
 Stores: TypeAlias = Callable[[QueueId, Fence], Store]
 """Opens the store of a queue for the owner with this fence, in a thread. One owner at a time."""
 
-_BOOK_DIGITS: Final = 16
+_ID_DIGITS: Final = 16
 _RESETS_MAX: Final = 16
 """How many forced resets are kept."""
 
@@ -111,7 +111,9 @@ class SubscriptionStore:
         self._thread = thread
         self._space = PersistedObjectSpace()
         self._space.load(store.reader())
-        self.book: Final = None if isinstance(store, MemoryStore) else store.reader().store_id[:_BOOK_DIGITS]
+        self.store_id: Final = (
+            None if isinstance(store, MemoryStore) else store.reader().store_id[:_ID_DIGITS]
+        )
         """The id under which the queue keeps what these subscriptions acknowledge; None: the process keeps
         them.
         """

@@ -1,16 +1,16 @@
-"""The hold of a book on its cluster's log: nodes trim nothing from its position on.
+"""The hold of a subscription store on its cluster's log: nodes trim nothing from its position on.
 
-Its name is the cluster's `name`, "~book-" and the id of the book. So each book holds what it needs itself,
-whoever else acknowledges under that name.
+Its name is the cluster's `name`, "~store-" and the id of the store. So each store has its own hold, whatever
+else is acknowledged under that name.
 
 Invariants:
-- The hold is below what the book still needs. A node that does not answer delays it, and nothing else.
+- The hold is at or before what the store still needs. A node that does not answer delays only the hold.
 - As long as this runs, a hold that an operator releases exists again within `AGAIN_S`.
 
-The book of subscriptions that are kept in memory has its id and position next to the copy of the log:
+Subscriptions that are kept in memory have the id and the position of their hold next to the copy of the log:
 
-    book.NAME           the id: 16 hexadecimal digits
-    book-position.NAME  what was acknowledged, as in `rt.client.cursor`
+    hold-id.NAME        the id: 16 hexadecimal digits
+    hold-position.NAME  what was acknowledged, as in `rt.client.cursor`
 
 So a host that starts again without its subscriptions continues where it acknowledged, under the same hold.
 """
@@ -39,16 +39,15 @@ AGAIN_S: Final = 30.0
 _RETRY_S: Final = 5.0
 _LAST_S: Final = 2.0
 """How long the last position may take, in seconds. If it is not sent, the nodes keep a little more."""
-_MAGIC: Final = b"RTBOOKED"
+_MAGIC: Final = b"RTHOLDAT"
 _ID_BYTES: Final = 8
 
 
-def hold_name(name: str, book: str) -> str:
-    """The name of the hold of a book."""
-    return f"{name}~book-{book}"
+def hold_name(name: str, store_id: str) -> str:
+    return f"{name}~store-{store_id}"
 
 
-class BookHold:
+class StoreHold:
     """The hold called `name`. For one event loop."""
 
     def __init__(self, name: str, endpoints: Sequence[str], tls: TLS) -> None:
@@ -115,14 +114,16 @@ class BookHold:
         self._sent = position
 
 
-class CopyBook:
-    """The book of `name` in `directory`, which is made. Raises storage errors, `rt.Corrupt`."""
+class HoldRecord:
+    """The id and the position of the hold of `name`, in `directory`, which is created. Raises storage errors,
+    `rt.Corrupt`.
+    """
 
     def __init__(self, directory: str, name: str) -> None:
-        self._path = os.path.join(directory, f"book-position.{name}")
+        self._path = os.path.join(directory, f"hold-position.{name}")
         with storage_errors(directory, "making a directory for a copy"):
             REAL.make_directory(directory)
-        self.id: Final = _id(os.path.join(directory, f"book.{name}"))
+        self.id: Final = _id(os.path.join(directory, f"hold-id.{name}"))
         stored = read_position(REAL, self._path, _MAGIC)
         self.position = None if stored is None else stored.position
         """None: nothing was acknowledged."""
@@ -135,16 +136,16 @@ class CopyBook:
 
 
 def _id(path: str) -> str:
-    data = read_file(REAL, path, 64, doing="reading the id of a book")
+    data = read_file(REAL, path, 64, doing="reading the id of a hold")
     if data is None:
         data = os.urandom(_ID_BYTES).hex().encode()
-        with storage_errors(path, "keeping the id of a book"):
+        with storage_errors(path, "storing the id of a hold"):
             write_whole(REAL, path, data)
     try:
         return bytes.fromhex(data.decode()).hex()
     except ValueError as error:
         raise Corrupt(
-            "the id of a book is not valid",
+            "the id of a hold is not valid",
             path=path,
             offset=0,
             hint="Remove the file: the subscriptions in memory get another hold.",
