@@ -82,7 +82,7 @@ class RemoteLog:
 
     In a forked child each use but `close` raises `rt.Closed`: open a new one there.
 
-    It is a `rt.log.read.log_source.NodeLog`, whose methods are described there.
+    It is a `rt.log.read.log_source.RemoteLogSource`, whose methods are described there.
     `ca`, `cert` and `key` are paths of PEM files. The certificate's role must be subscriber, node or
     operator. `connect_seconds` None: as long as `patience_seconds`.
     """

@@ -68,7 +68,7 @@ class LogSource(Protocol):
         """Must allow a second call."""
 
 
-class NodeLog(LogSource, Protocol):
+class RemoteLogSource(LogSource, Protocol):
     """The merged log on the nodes of a cluster."""
 
     def interrupt(self) -> None:
@@ -85,7 +85,7 @@ def open_nodes(
     connect_seconds: float | None = None,
     patience_seconds: float | None = None,
     epoch: int = 0,
-) -> NodeLog:
+) -> RemoteLogSource:
     """The log of the nodes at `endpoints`. None: the default of the implementation.
 
     `epoch`: of the nodes that positions come from, 0 if they come from none: the log must be that one's.
@@ -100,7 +100,7 @@ def open_nodes(
             hint="Install the wheel of rt-transport on every machine that reads from nodes.",
         )
     patience: dict[str, Any] = {} if patience_seconds is None else {"patience_seconds": patience_seconds}
-    source: NodeLog = next(iter(found)).load()(
+    source: RemoteLogSource = next(iter(found)).load()(
         endpoints,
         stream,
         ca=os.fspath(ca),

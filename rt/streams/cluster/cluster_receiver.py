@@ -18,7 +18,7 @@ from rt.streams.cluster.cluster_events import ReadSizer, Split, TopicSelection, 
 from rt.streams.cluster.local_copy import check_copy, end_of, start_of
 from rt.streams.cluster.log_gaps import LogGaps
 from rt.streams.cluster.node_ranges import NodeLogs, NodeRangeReader
-from rt.streams.cluster.store_hold import StoredHold, StoreHold, hold_name
+from rt.streams.cluster.store_hold import HoldFiles, StoreHold, hold_name
 from rt.streams.core.errors import QueueReset
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead
@@ -68,7 +68,7 @@ class ClusterReceiver:
         self._cluster = cluster
         self._store_id = store_id
         self._epoch = epoch
-        self._stored_hold: StoredHold | None = None
+        self._hold_files: HoldFiles | None = None
         """Set if the subscriptions are in memory."""
         self._hold: StoreHold | None = None
         """Set if nodes hold the log back."""
@@ -86,9 +86,9 @@ class ClusterReceiver:
         if name is not None and cluster.tls is not None and self._nodes is not None:
             store_id = self._store_id
             if store_id is None:
-                self._stored_hold = await asyncio.to_thread(StoredHold, self._directory, name)
-                store_id = self._stored_hold.id
-                position = self._stored_hold.position if position is None else position
+                self._hold_files = await asyncio.to_thread(HoldFiles, self._directory, name)
+                store_id = self._hold_files.id
+                position = self._hold_files.position if position is None else position
             hold = StoreHold(hold_name(name, store_id), cluster.endpoints, cluster.tls)
         is_of_store = hold is not None
         beginning: Place | None = None if name is not None and not is_of_store else "earliest"
@@ -204,8 +204,8 @@ class ClusterReceiver:
     async def acknowledge(self, low: SequenceToken) -> None:
         """With a name: the nodes retain what comes after it, for this store."""
         position = position_of(low, self._split)
-        if self._stored_hold is not None:
-            await asyncio.to_thread(self._stored_hold.acknowledge, position)
+        if self._hold_files is not None:
+            await asyncio.to_thread(self._hold_files.acknowledge, position)
         if self._hold is not None:
             self._hold.move(position)
         elif self._name is not None:

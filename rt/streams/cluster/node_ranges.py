@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from rt.cluster_epoch import generation_of, name_of
 from rt.errors import Closed, Diverged, RtError
-from rt.log.read.log_source import NO_END, LogSource, NodeLog, open_nodes
+from rt.log.read.log_source import NO_END, LogSource, RemoteLogSource, open_nodes
 from rt.log.read.projection import Projection
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.grpc_errors import Unreachable
@@ -60,8 +60,8 @@ class NodeLogs:
     def __init__(self, endpoints: Sequence[str], stream: str, tls: TLS) -> None:
         self._endpoints, self._stream, self._tls = tuple(endpoints), stream, tls
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rt-streams-nodes")
-        self._idle: list[NodeLog] = []
-        self._used: set[NodeLog] = set()
+        self._idle: list[RemoteLogSource] = []
+        self._used: set[RemoteLogSource] = set()
         self._changing = threading.Lock()
         self._is_closed = False
 
@@ -98,7 +98,7 @@ class NodeLogs:
         return NodeFeed(self, position, interest, gaps, generation)
 
     @contextlib.contextmanager
-    def log(self) -> Iterator[NodeLog]:
+    def log(self) -> Iterator[RemoteLogSource]:
         """A log for the calling thread. It is kept for others, unless this raises. `rt.Closed`."""
         log = self._taken()
         is_reusable = False
@@ -135,7 +135,7 @@ class NodeLogs:
             with contextlib.suppress(Diverged):
                 return self._with_log(use)
 
-    def _taken(self) -> NodeLog:
+    def _taken(self) -> RemoteLogSource:
         with self._changing:
             self._require_open()
             log = self._idle.pop() if self._idle else self._opened()
@@ -146,7 +146,7 @@ class NodeLogs:
         if self._is_closed:
             raise Closed("the queues are closed", where=self._stream)
 
-    def _opened(self) -> NodeLog:
+    def _opened(self) -> RemoteLogSource:
         tls = self._tls
         return open_nodes(
             self._endpoints,
@@ -245,7 +245,7 @@ class NodeFeed:
         self._room = threading.Semaphore(_BATCHES_MAX)
         self._is_closed = threading.Event()
         self._changing = threading.Lock()
-        self._log: NodeLog | None = None
+        self._log: RemoteLogSource | None = None
         """What the thread reads now."""
         threading.Thread(target=self._run, name="rt-streams-feed", daemon=True).start()
 
@@ -294,13 +294,13 @@ class NodeFeed:
             except RtError as error:
                 logger.info("queue_feed_failed position=%d error=%r", self._position, str(error))
 
-    def _set_log(self, log: NodeLog | None) -> None:
+    def _set_log(self, log: RemoteLogSource | None) -> None:
         with self._changing:
             if log is not None and self._is_closed.is_set():
                 raise Closed("the feed is closed")
             self._log = log
 
-    def _read(self, log: NodeLog) -> None:
+    def _read(self, log: RemoteLogSource) -> None:
         """Ends only by an error."""
         with contextlib.closing(log.read(self._position, NO_END, self._interest, self._gaps)) as found:
             for batch in found:

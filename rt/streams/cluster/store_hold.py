@@ -114,7 +114,7 @@ class StoreHold:
         self._sent = position
 
 
-class StoredHold:
+class HoldFiles:
     """The id and the position of the hold of `name`, in `directory`, which is created. Raises storage errors,
     `rt.Corrupt`.
     """
