@@ -28,23 +28,23 @@ from sequencer.localcluster.processes import nothing_left
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "support"), os.environ.get("PYTHONPATH")])
 )
-# numpy would start a thread for each processor in each of hundreds of processes.
+# Otherwise numpy would start a thread for each processor in each of hundreds of processes.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell began this in the background: what the tests start would ignore interrupts as well.
+    # A shell started pytest in the background. The processes that tests start would ignore interrupts, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    # Push clients go on behind their publishers, towards nodes that a test has taken away. Nobody starts them
-    # again when all workers have ended, and this process ends.
+    # Push clients outlive their publishers and retry nodes that a test has removed. They are killed when all
+    # workers have ended and this process ends: no test starts them again then.
     _run = contextlib.ExitStack()
     _run.enter_context(nothing_left())
     os.environ["XDG_CONFIG_HOME"] = _run.enter_context(tempfile.TemporaryDirectory(prefix="rt_"))
     atexit.register(_run.close)
 
-# Settings of whoever runs the tests are no part of them.
+# The tests must not depend on settings of the user.
 for _name in ("URL", "ENDPOINTS", "STREAM", "PATH", "TLS_DIR", "CA", "CERT", "KEY", "PROFILE"):
     os.environ.pop(f"RT_{_name}", None)
 _ENVIRONMENT = dict(os.environ)
@@ -52,7 +52,7 @@ _resident_bytes = memory_guard.resident_bytes
 _threads_before: set[int | None] = set()
 TESTDATA = Path(__file__).parent / "testdata"
 
-# How long the draws take and how large they are by chance fails no test.
+# Random draws that happen to be slow or large fail no test.
 _CHANCE = [
     HealthCheck.too_slow,
     HealthCheck.data_too_large,
@@ -83,7 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """What is collected stays to the end: the garbage collector need not look at it again and again."""
+    """Freeze the collected objects, which stay to the end. The garbage collector then need not scan them
+    again.
+    """
     gc.disable()
     try:
         return (yield)
@@ -94,9 +96,9 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_runtest_setup() -> None:
-    """A node in this process guards what the test adds in memory, not what pytest and other tests hold.
+    """A node in this process counts only the memory that the test adds, not that of pytest and other tests.
 
-    A command in this process writes no records of threads that were there before the test.
+    A command in this process writes no records of threads that existed before the test.
     """
     held = _resident_bytes()
     memory_guard.resident_bytes = lambda: max(0, _resident_bytes() - held)
@@ -106,7 +108,9 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_runtest_teardown() -> None:
-    """A command that ran in this process has set up its logging: no later test is to see what it writes."""
+    """Remove the logging setup of a command that ran in this process, so that it does not affect later
+    tests.
+    """
     root = logging.getLogger()
     for handler in [one for one in root.handlers if type(one).__module__ == "rt.cli.logging_setup"]:
         root.removeHandler(handler)
@@ -129,16 +133,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def no_pushes() -> None:
-    """For tests that count this process's threads or descriptors: the pushes of earlier tests have ended."""
+    """Wait until the pushes of earlier tests have ended, for tests that count this process's threads or
+    descriptors.
+    """
     while any(thread.name == "rt-pushing" for thread in threading.enumerate()):
         time.sleep(0.05)
 
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
-    """`logged("sequencer")`: the messages of that logger and those below it, of this process.
+    """`logged("sequencer")`: the messages of that logger and its children, from this process.
 
-    All that caplog has may contain lines of a push process that an earlier test left.
+    `caplog` itself may contain lines from a push process of an earlier test.
     """
 
     def messages(name: str) -> list[str]:
@@ -172,9 +178,10 @@ def run_script(request: pytest.FixtureRequest) -> Callable[[str | Path, Handler]
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[..., bytes]:
-    """`golden("area/name", content, text)`: the bytes of name.bin, which must be `content`, beside name.txt.
+    """`golden("area/name", content, text)`: the bytes of name.bin, which must equal `content`, beside
+    name.txt.
 
-    With `exact=False` other bytes may say the same: the test decodes what it gets.
+    With `exact=False` the bytes may differ and mean the same: the test decodes the bytes that it gets.
     """
 
     def check(name: str, content: bytes, text: str, *, exact: bool = True) -> bytes:

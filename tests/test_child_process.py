@@ -41,7 +41,7 @@ def test_child_environment_omits_command_options_of_the_same_command(monkeypatch
 
 
 class Children:
-    """Starts children that are killed at the end."""
+    """Starts children and kills them at the end."""
 
     def __init__(self) -> None:
         self._started: list[ChildProcess] = []
@@ -64,7 +64,7 @@ def start() -> Iterator[Children]:
 
 
 def heard(child: ChildProcess, is_met: Callable[[list[bytes]], object]) -> list[bytes]:
-    """What it has written when the condition holds."""
+    """Return the child's lines as soon as the condition holds."""
     deadline, lines = time.monotonic() + WAIT_SECONDS, []
     while not is_met(lines):
         assert time.monotonic() < deadline, lines
@@ -142,7 +142,7 @@ def test_unread_child_does_not_block_and_logs_count_of_dropped_records(
     )
     poll = select.poll()
     poll.register(child._socket, select.POLLIN)  # type: ignore[arg-type]
-    assert poll.poll(WAIT_SECONDS * 1000)  # It has finished, though nothing of its log was read.
+    assert poll.poll(WAIT_SECONDS * 1000)  # The child has finished, although no log record was read.
     assert heard(child, bool) == [b"done"]
     child.send(b"\n")
     until_ended(child)
@@ -170,7 +170,7 @@ def test_child_that_does_not_end_is_killed_with_its_process_group(start: Childre
 
 @pytest.mark.usefixtures("no_pushes")
 def test_failed_start_of_child_leaks_no_file_descriptors(start: Children) -> None:
-    before = len(os.listdir("/proc/self/fd"))  # Those of earlier tests may be closed meanwhile.
+    before = len(os.listdir("/proc/self/fd"))  # Descriptors of earlier tests may be closed in the meantime.
     with pytest.raises(FileNotFoundError):
         ChildProcess(["/no/such/program"], is_logged=True)
     child = start("")
@@ -198,7 +198,7 @@ def test_child_ends_after_hang_up_while_fork_of_parent_is_running(
     def start_and_fork(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         started = popen(*arguments, **options)
         forking.start()
-        forking.join(0.5)  # A fork that does not wait for the end of the start is over by then.
+        forking.join(0.5)  # A fork that does not wait until the child has started is done by then.
         return started
 
     popen = subprocess.Popen

@@ -70,7 +70,7 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-# What is published
+# Publishing
 
 
 def test_each_record_is_assigned_to_one_publisher(data: Path) -> None:
@@ -122,7 +122,7 @@ messages = st.tuples(
 
 
 def batches_of(rows: list[tuple[int, DemoRecord]], cuts: list[int]) -> list[MessageBatch]:
-    """The rows as a subscriber gets them, cut into batches at `cuts`."""
+    """Return the rows as a subscriber gets them, cut into batches at `cuts`."""
     numbers = [0, 0]
     found = []
     edges = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
@@ -254,7 +254,7 @@ def test_summary_marks_violated_guarantee_as_fail() -> None:
     assert lines[3].startswith("ok          nothing duplicated or reordered")
 
 
-# What it refuses, and what it leaves behind
+# Refused options and remaining files
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_node_log_shows_whether_node_is_leader(tmp_path: Path) -> None:
 def test_leader_is_found_after_node_with_higher_term_is_wiped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a forced reset the others begin with a lower term, if they led while the last one was down."""
+    """After a forced reset the leader's term may be lower than a term that the wiped node had logged."""
     nodes = LocalCluster(tmp_path, 3)
     monkeypatch.setattr(nodes, "_running", {"n3": None})
     for name, term in (("n1", 5), ("n3", 3)):
@@ -401,7 +401,7 @@ def test_flipped_bit_in_merged_log_fails_demo(
 def test_interrupt_ends_all_processes_and_exits_with_130(
     data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # A short path: a node's Unix socket is below it.
+    # The path must be short: it contains a node's Unix socket.
     scratch = tmp_path_factory.mktemp("t")
     environment = {**os.environ, "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "rt", "demo", "--data", str(data), "--publishers", "2"]
@@ -432,7 +432,7 @@ def test_node_that_cannot_listen_raises_process_ended_with_reason(tmp_path: Path
 
 @pytest.mark.slow
 def test_local_cluster_kills_pauses_wipes_and_restarts_node(tmp_path: Path) -> None:
-    """What becomes of leadership meanwhile is for tests/cluster, where there is more than one node."""
+    """The tests in tests/cluster cover leadership: they have more than one node."""
     before = set(with_parent(os.getpid()))
     with LocalCluster(tmp_path, 1) as nodes:
         nodes.start()
@@ -456,7 +456,7 @@ def test_local_cluster_kills_pauses_wipes_and_restarts_node(tmp_path: Path) -> N
         nodes.wait_ready()
         assert nodes.directory("n1").exists()
         assert nodes.stop() == {"n1": 0}
-    # Other tests of this process may have left theirs draining.
+    # Node processes of other tests may still be ending.
     assert set(with_parent(os.getpid())) <= before
 
 

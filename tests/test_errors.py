@@ -55,7 +55,7 @@ def make(kind: type[RtError]) -> RtError:
 
 
 def draw(kind: type[RtError], own: str = "", below: str = "") -> Iterator[str]:
-    """The tree of the classes as the docstring draws it, without what it says of each."""
+    """Draw the class tree as the docstring does, without the descriptions."""
     builtin = [
         base.__name__ for base in kind.__bases__ if base.__module__ == "builtins" and kind is not RtError
     ]

@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 def make_session(path: str) -> None:
-    """Two sealed segments with a message each, and what stands beside them."""
+    """Write two segments with a message each, and the other files of a session."""
     with closing(LogWriter.open(path, IDENTITY)) as writer:
         for roll in range(2):
             writer.start(SegmentId(0, roll), first=roll)
@@ -88,7 +88,7 @@ def open_raft(path: str) -> None:
 
 
 def make_raft(path: str) -> None:
-    """The directory of a member, with a snapshot."""
+    """Make the directory of a member, with a snapshot."""
     config = RaftConfig("n1", {"n1": "h:1"}, path, "s", bootstrap=True)
     with closing(open_directory(config, REAL, lambda: DISK)) as found:
         state = initial_state(b"C" * 16, 1, {"n1": DISK})
@@ -106,7 +106,9 @@ def open_store(path: str) -> None:
 
 
 def version_at_8(size: int = 0, *, records: int = 1) -> Callable[[bytes], bytes]:
-    """Version 2 in the head, or in each record, of `size` bytes (0: all), with the checksum at 12."""
+    """Set version 2 at offset 8 in the first `records` records of `size` bytes (0: the whole file), with the
+    checksum at 12.
+    """
 
     def newer(data: bytes) -> bytes:
         each = size or len(data)

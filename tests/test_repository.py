@@ -148,14 +148,16 @@ def test_tests_named_in_docs_exist() -> None:
 
 
 PUBLIC_CLASSES = {"Publisher": 350, "Subscriber": 360}
-"""Their lines at most. Their arguments are options that programs set by name, each with its description."""
+"""Maximum lines of each class. Their arguments are options that programs set by name, each with a
+description.
+"""
 
 
 MODULE_LINES_MAX = 400
 
 
 def test_modules_classes_constructors_and_folders_stay_within_size_limits() -> None:
-    """What grows above this has a second idea: split it by that."""
+    """Code that exceeds a limit contains a second idea: split it there."""
     modules = product_modules()
     folders = Counter(str(Path(path).parent) for path in modules if Path(path).name != "__init__.py")
     too_large = [f"{folder}: {count} modules" for folder, count in folders.items() if count > 15]
@@ -175,7 +177,7 @@ def test_modules_classes_constructors_and_folders_stay_within_size_limits() -> N
 
 
 SAME_MEANING = {"DeadLetter", "Publisher", "StreamTracing", "Subscriber"}
-"""Twins of `rt.aio`, a protocol and what implements it, and what both streams and queries set aside."""
+"""Twins in `rt.aio`, a protocol and its implementation, and dead letters of both streams and queries."""
 
 
 def test_public_class_names_are_unique_except_listed_ones() -> None:

@@ -70,7 +70,7 @@ class Log:
         return plans
 
 
-# The table
+# Cases
 
 
 def log_of(case: Case) -> Log:
@@ -117,7 +117,7 @@ def test_retention_limits_trim_segments_as_listed_in_script(run_script: Callable
     run_script("archiver/trims.txt", answer)
 
 
-# What always holds
+# Invariants
 
 CLOCKS = st.integers(0, 400).map(lambda minutes: minutes * NS_PER_MINUTE)
 DISKS = st.builds(DiskUse, st.just(1000) | st.integers(0, 2000), st.integers(0, 1000))
@@ -187,7 +187,7 @@ def test_trimmed_segments_exceed_limit_named_as_trim_reason(log: Log) -> None:
             case _:
                 raise AssertionError(plan)
         if plan.reason is not TrimReason.DISK and plan.overridden:
-            # Enough was kept for holds alone already, or nothing is to be.
+            # Holds are overridden only if the held segments exceed `hold_bytes_max`.
             floor = min(log.holds.values())
             held = sum(one.size_bytes for one in before if one.end > floor)
             assert held > log.policy.hold_bytes_max
@@ -224,7 +224,9 @@ def test_hold_within_its_limit_is_overridden_only_by_full_disk(log: Log) -> None
 
 @given(logs(), st.sampled_from((-60, 60)))
 def test_minority_of_jumped_clocks_keeps_reached_time_within_range_of_others(log: Log, minutes: int) -> None:
-    """What is expired lies between what the first and the last of the others say."""
+    """The reached time is at most the highest other clock. With a majority of others it is at least the
+    lowest.
+    """
     jumping = (log.members - 1) // 2
     others = log.clocks[jumping:]
     jumped = tuple(clock + minutes * NS_PER_MINUTE for clock in log.clocks[:jumping]) + others

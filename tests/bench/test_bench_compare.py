@@ -45,7 +45,7 @@ from sequencer.localcluster.processes import ProcessEnded
 
 PAIR = ("/pki/ca.crt", "/pki/n1.crt", "/pki/n1.key")
 
-# What messages carry, and their order
+# Message contents and order
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,11 @@ def test_rabbitmq_server_config_has_expected_settings(tls: Sequence[str] | None,
     assert rabbitmq_streams.render_advanced_config([5, 9, 3]) == "[{osiris, [{port_range, {3, 9}}]}].\n"
 
 
-# A pipeline of Redis
+# Redis pipeline
 
 
 class Connection:
-    """Answers `XADD` with an id, and `WAIT` with this number of replicas."""
+    """A connection that answers `XADD` with an id and `WAIT` with a number of replicas."""
 
     def __init__(self, replicas: int) -> None:
         self._replicas, self._answers = replicas, asyncio.Queue[Any]()
@@ -344,7 +344,7 @@ def test_timeout_names_ports_on_which_no_program_listens(
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A short path: a node has a Unix socket below it."""
+    """A short path, because a node creates a Unix socket below it."""
     with tempfile.TemporaryDirectory(prefix="rt") as path:
         yield Path(path)
 
@@ -369,7 +369,7 @@ def test_short_comparison_verifies_all_messages_and_removes_its_files(
     names = [[figure["name"] for figure in each["figures"]] for each in found]
     assert names[0] == names[1]
     assert len(names[0]) == 7
-    # A consumer may get nothing in so short a time.
+    # A consumer may receive nothing in such a short run.
     positive = [
         figure["median"] > 0
         for each in found

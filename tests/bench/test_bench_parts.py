@@ -29,7 +29,7 @@ NAMES = ("a", "b", "c")
 
 
 def a_batch(rows: Sequence[tuple[int, int]], first: int) -> MessageBatch:
-    """Messages as (which of `NAMES`, number)."""
+    """Return a batch of messages. Each row is (index into `NAMES`, number)."""
     count = len(rows)
     which = np.array([session for session, _ in rows], np.uint16)
     return MessageBatch(

@@ -43,7 +43,7 @@ FAULTS = ("messages lost", "messages repeated", "merged logs that differ")
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A short path: a node has a Unix socket below it."""
+    """A short path, because a node creates a Unix socket below it."""
     with tempfile.TemporaryDirectory(prefix="rt") as path:
         yield Path(path)
 
@@ -64,12 +64,12 @@ def figures(root: Path, *arguments: str) -> dict[str, float]:
 def is_as_it_must_be(name: str, median: float) -> bool:
     if any(fault in name for fault in FAULTS):
         return median == 0
-    # In the second that counts here a subscriber may get nothing, and a process not have its turn.
+    # In the measured second a subscriber may receive nothing, and a process may get no CPU time.
     return median >= 0 if "subscriber" in name or "CPU of" in name else median > 0
 
 
 def test_stage_lengths_of_message_are_never_negative() -> None:
-    """A write that was seen late, after the one that follows it, makes no stage negative."""
+    """If a write is seen after the next write, the stage between them has length 0."""
     assert lengths_of(100, [110, 130, 125, 160]) == [10, 20, 0, 30, 60]
 
 
@@ -77,7 +77,7 @@ def test_write_times_return_first_log_write_since_publish_time(tmp_path: Path) -
     (tmp_path / "log.0.0").touch()
     with WriteTimes({"publisher": [str(tmp_path)]}) as writes:
         begun_ns = time.time_ns()
-        (tmp_path / "durable").write_bytes(b"x")  # Not of a log file.
+        (tmp_path / "durable").write_bytes(b"x")  # Not a log file.
         (tmp_path / "log.0.0").write_bytes(b"x")
         end_ns = time.time_ns() + 60 * 10**9
         while (first_ns := writes.first("publisher", begun_ns, end_ns)) == end_ns:
@@ -89,7 +89,7 @@ def test_write_times_return_first_log_write_since_publish_time(tmp_path: Path) -
 
 
 def names(nodes: int) -> dict[str, list[str]]:
-    """What each part gives with so many nodes."""
+    """Return the names of the figures that each part reports with `nodes` nodes."""
     flood, many = f"{nodes} nodes, 2 publishers of 1024 B", f"{nodes} nodes, 3 publishers of 1 KiB"
     half = f"{flood}, at half of that rate: publish to subscriber"
     drip = f"{nodes} nodes, 1 KiB at 1000 messages/s"
@@ -174,7 +174,9 @@ def names(nodes: int) -> dict[str, list[str]]:
     ],
 )
 def test_each_part_reports_all_figures_and_removes_its_files(part: str, nodes: int, root: Path) -> None:
-    """One node, where it is all the same: three cost three times as much to start."""
+    """A part runs with one node if the count does not matter, because three nodes take three times as long to
+    start.
+    """
     found = figures(root, "--part", part, "--nodes", str(nodes))
     assert list(found) == names(nodes)[part]
     assert {name: median for name, median in found.items() if not is_as_it_must_be(name, median)} == {}

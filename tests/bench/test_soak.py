@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = ("kill_data", "cut", "kill_publisher", "kill_subscribe
 
 def test_short_soak_breaks_no_promise_reports_its_figures_and_removes_its_files() -> None:
     faults = list(draw_faults(SEED, SECONDS, nodes=3, publishers=2, subscribers=4, kinds=KINDS))
-    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as root:  # Unix sockets want a short path.
+    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as root:  # Unix sockets need a short path.
         arguments = [
             "--directory",
             root,

@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 import rt
 from rt.log.scan.message_batch import Message
 
-# Two sessions; p1 was killed and started again behind number 3, and what its first life published as 4 and 5
-# without a flush was given anew.
+# Two sessions. p1 was killed and restarted after number 3. Its first run published 4 and 5 without a flush,
+# so its next run published them again.
 PUBLISHED = (
     Published("p1", 1, first=0, flushed=4, replicated=4, merged=2),
     Published("p1", 3, first=4, flushed=6, replicated=6, merged=6),
@@ -193,11 +193,11 @@ def test_run_killed_before_its_first_note_breaks_no_promise() -> None:
     assert broken(*RECEIVED, Received("own", 2, 9, ()), published=lives) == []
 
 
-# What processes use
+# Memory use
 
 
 def samples(*medians: float, count: int = 20, age_s: float = 100) -> list[MemorySample]:
-    """Of the thirds of 300 seconds."""
+    """Return memory samples of 300 seconds, with one median for each third."""
     return [
         MemorySample((third * 100 + at * 100 / count, age_s, mb + at % 3))
         for third, mb in enumerate(medians)

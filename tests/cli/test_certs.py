@@ -142,7 +142,7 @@ def test_issue_without_ca_suggests_certs_init(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pki(tmp_path: Path) -> Path:
-    """A CA valid from 100 days ago, with a publisher's certificate valid, and one expired."""
+    """Return a CA that is valid since 100 days ago, with one valid and one expired publisher certificate."""
     start = datetime.now(UTC) - timedelta(days=100)
     init_ca(tmp_path, now=start)
     issue(tmp_path, Identity("s", "publisher", "f1", frozenset({"d2", "d1"})))

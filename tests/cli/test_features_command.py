@@ -24,7 +24,9 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, Served]]:
-    """Runs a command. The program knows level 2, and members as `latest` says."""
+    """Return a function that runs a command. The program knows level 2, and member n3 knows level
+    `latest`.
+    """
     monkeypatch.setattr(feature_level, "LATEST", 2)
     monkeypatch.setitem(feature_level.PERMITS, 2, "something new")
 

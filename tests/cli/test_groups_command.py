@@ -34,7 +34,9 @@ def lease(owner: str, token: int) -> LeaseState:
 
 
 def fill(served: Served) -> None:
-    """Group workers has one member, which handles two of three partitions; old has none."""
+    """Add the group workers with one member, which handles two of three partitions, and the group old without
+    members.
+    """
     state = served.data.follower.state
     state.holds |= {
         FIRST: SubscriberHold(350, at(35)),
@@ -207,7 +209,7 @@ def test_reset_to_malformed_position_exits_with_2(run: Any, to: str) -> None:
 
 
 def test_reset_and_delete_are_rejected_if_member_starts_meanwhile(run: Any, log: NodesLog) -> None:
-    """The nodes decide: the command has seen no member."""
+    """The nodes reject it, although the command has seen no member."""
 
     def start_late(state: SequencerState) -> None:
         state.leases.clear()

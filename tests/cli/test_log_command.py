@@ -43,7 +43,9 @@ def objects(result: Result) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Nine messages in three segments, the first of them trimmed, the last one active."""
+    """Return a log of nine messages in three segments. The first segment is trimmed, and the last one is
+    active.
+    """
     for life in range(3):
         with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=10_000) as publisher:
             for number in range(life * 3, life * 3 + 3):
@@ -317,7 +319,7 @@ def test_compare_of_single_directory_exits_with_2(directory: Path) -> None:
     assert run("log", "compare", directory).exit_code == 2
 
 
-# All of them
+# All commands
 
 
 def snapshot(directory: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -369,7 +371,7 @@ def test_dump_follows_log_until_interrupted(tmp_path: Path) -> None:
 def test_unreachable_directory_is_not_reported_as_missing(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/var/lib/rt belongs to the user of the node: others may not look into it."""
+    """/var/lib/rt belongs to the node's user. Other users may be unable to read it."""
     missing = run("log", "stat", directory / "none")
     assert missing.exit_code == 2
     assert "does not exist" in missing.output

@@ -28,7 +28,9 @@ def run(*arguments: str, **environment: str) -> Result:
 
 @pytest.fixture
 def services(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Installs commands: `services(name=callback, …)`; one that is None cannot be imported."""
+    """Return a function that installs commands: `services(name=callback, …)`. A command whose callback is
+    None cannot be imported.
+    """
 
     def install(**callbacks: Callable[[], object] | None) -> None:
         module = ModuleType("services_of_test")

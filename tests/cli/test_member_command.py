@@ -25,7 +25,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(pki: Path, tmp_path: Path) -> Callable[..., tuple[Result, Served]]:
-    """Runs a command. The last change ended as `settled` says."""
+    """Return a function that runs a command. `settled` is the result of the last member change."""
 
     def run(
         *arguments: str,

@@ -59,7 +59,7 @@ def run_well(*arguments: object, stdin: bytes | None = None, **environment: str)
 
 
 class Log:
-    """A session below `root`, published to and read back by the command."""
+    """A session below `root` that the command publishes to and reads back."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -598,7 +598,7 @@ def test_sub_without_merged_log_fails_and_lists_sessions(log: Log) -> None:
     assert "feed" in result.stderr
 
 
-# Places
+# Start positions
 
 
 @pytest.mark.parametrize(
@@ -681,7 +681,7 @@ def test_sub_reports_unreadable_messages_and_exits_with_1(log: Log) -> None:
 
 
 class Full:
-    """Puts a disk under `rt pub` that is full after `capacity_bytes`."""
+    """A disk for `rt pub` that is full after `capacity_bytes`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capacity_bytes: int) -> None:
         self.disk = FaultyDisk(REAL, capacity_bytes=capacity_bytes)
@@ -695,7 +695,7 @@ class Full:
         return self.publishers[-1]
 
     def sleep(self, seconds: float) -> None:
-        """Space comes back, a little each time."""
+        """Free a little disk space at each call."""
         self.waits += 1
         assert self.disk.capacity_bytes is not None
         self.disk.capacity_bytes += 3_000
@@ -739,7 +739,7 @@ def test_pub_with_on_full_fail_exits_with_1_on_full_disk_and_reports_progress(
 
 
 class Stub:
-    """A publisher that is full now and then, and keeps what it takes."""
+    """A publisher that is sometimes full, and keeps the messages that it accepts."""
 
     def __init__(self, takes: list[int]) -> None:
         self.kept: list[tuple[bytes, int]] = []
@@ -886,7 +886,7 @@ def test_pub_shows_progress_bar_on_terminal_unless_quiet(
 
 @contextlib.contextmanager
 def terminal() -> Iterator[tuple[Callable[[], bytes], int]]:
-    """A function that reads to the end what a terminal shows, and the descriptor to write to."""
+    """Return a function that reads all output of a terminal, and the descriptor to write to."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
@@ -1013,7 +1013,7 @@ def test_invalid_timeout_exits_with_2(log: Log, seconds: str) -> None:
 
 
 class Cluster:
-    """A node that accepts pushes, which a test may stop, and the command that publishes to it."""
+    """A node that accepts pushes and can be stopped, and the command that publishes to it."""
 
     def __init__(self, root: Path, start: Callable[..., subprocess.Popen[bytes]]) -> None:
         self.root, self._start = root, start
@@ -1027,7 +1027,7 @@ class Cluster:
         return self._start(*arguments, *endpoints, **pipes)
 
     def pub(self, text: bytes, *options: object) -> tuple[int, dict[str, Any], str]:
-        """Exit status, summary, and what is on stderr."""
+        """Return the exit status, the summary and the text on stderr."""
         process = self.start("--json", *options)
         out, err = process.communicate(text, timeout=DEADLINE_SECONDS)
         return process.returncode, json.loads(out), err.decode()
@@ -1065,7 +1065,7 @@ def test_pub_without_reachable_node_times_out_and_its_push_process_sends_later(
     assert (summary["level"], summary["is_reached"], summary["reason"]) == ("merged", False, "timeout")
     assert (summary["replicated"], summary["merged"], summary["is_flushed"]) == (0, 0, True)
     assert kept_values(cluster.root / DATA) == [b"one", b"two"]
-    with NodesInThread(cluster.node, tls=cluster.tls):  # The process still runs, and sends them.
+    with NodesInThread(cluster.node, tls=cluster.tls):  # The push process still runs and sends the messages.
         wait_for(lambda: cluster.node.holds(cluster.root / DATA))
 
 

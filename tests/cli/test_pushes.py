@@ -40,7 +40,9 @@ print(publisher.directory, flush=True)
 if sys.stdin.read():
     publisher.close(linger=0)
 """
-"""Publishes, and ends when stdin does: by a close if there was something on it."""
+"""Publishes two messages and ends when stdin ends. If it read data from stdin, it closes the publisher
+first.
+"""
 
 
 def run(*arguments: object) -> Result:
@@ -49,7 +51,7 @@ def run(*arguments: object) -> Result:
 
 def listed() -> list[dict[str, Any]]:
     result = run("list", "--json")
-    # A process of another run of tests on this machine may be paused.
+    # A push process of another test run on this machine may be paused.
     assert result.exit_code == 0 or "did not answer in time" in result.stderr, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -71,7 +73,7 @@ class Programs:
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str = "feed", root: str = "a") -> tuple[subprocess.Popen[bytes], Path]:
-        """A program that has published two messages, and its session's directory."""
+        """Start a program that publishes two messages; return it and its session directory."""
         tls = tls_of(self.pki, "feed")
         command = [sys.executable, "-c", PROGRAM, str(self.root / root), name, self.node.endpoint]
         program = subprocess.Popen(
@@ -84,7 +86,7 @@ class Programs:
         return program, Path(program.stdout.readline().decode().strip())
 
     def leave(self, name: str = "feed", root: str = "a") -> Path:
-        """The session's directory, of a program that has ended."""
+        """Start a program and wait until it has ended; return its session directory."""
         program, directory = self.start(name, root)
         wait_for(lambda: self.of(directory))
         program.communicate(timeout=DEADLINE_SECONDS)
@@ -128,7 +130,7 @@ def test_push_of_ended_program_is_listed_and_named_in_ps(programs: Programs) -> 
         "endpoints",
         "directory",
     ]
-    # Pushes of other programs may make a column wider.
+    # Pushes of other programs may widen a column.
     assert any(str(directory) in line and re.search(r" ago +2 messages, up to ", line) for line in lines)
 
 
@@ -160,7 +162,7 @@ def test_stopped_push_keeps_log_bytes_and_next_publisher_sends_them(programs: Pr
     assert programs.of(directory) == []
     assert {path.name: path.read_bytes() for path in directory.glob("log.*")} == content
     with closing(lock_push(str(directory))):
-        pass  # Nobody serves it any more.
+        pass  # No process serves the session.
     tls = tls_of(programs.pki, "feed")
     with NodesInThread(programs.node, tls=tls_of(programs.pki, "n1")):
         options: dict[str, Any] = {

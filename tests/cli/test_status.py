@@ -38,7 +38,7 @@ COMMAND = ("status", "--insecure", "--connect-timeout", "60", "--endpoints")
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a loaded machine an answer may take longer than an operator waits for it."""
+    """Wait longer for answers than an operator does, because the machine may be loaded."""
     monkeypatch.setattr(status_module, "ASK_S", 60.0)
 
 
@@ -51,7 +51,7 @@ def all_there(*away: str, **changes: Any) -> pb.Standing:
 
 
 def view(node: str = "n1", *away: str, **changes: Any) -> NodeSnapshot:
-    """A healthy node as it sees the cluster."""
+    """Return the snapshot of a healthy node, as it sees the cluster."""
     state = history()
     state.holds = {"sub": SubscriberHold(250, at(35))}
     told = all_there(*away, node=node, role="leader" if node == "n2" else "follower")
@@ -69,7 +69,7 @@ def text_of(*nodes: NodeSnapshot) -> str:
     return "\n".join(status_lines(ClusterSummary(tuple(map(said, nodes)))))
 
 
-# What is made of the answers
+# Text made from the answers
 
 
 def test_healthy_cluster_shows_leader_merged_log_and_clients() -> None:
@@ -205,7 +205,9 @@ def test_node_without_cluster_is_shown_as_unhealthy_without_leader() -> None:
 
 @contextlib.contextmanager
 def nodes(pki: Path | None, *shown: NodeSnapshot) -> Iterator[str]:
-    """Nodes that answer as they are `shown`: their endpoints. Without `pki` all are operators."""
+    """Start nodes that answer with the snapshots in `shown`; yield their endpoints. Without `pki` every
+    caller is an operator.
+    """
     ready, done = threading.Event(), threading.Event()
     endpoints: list[str] = []
 

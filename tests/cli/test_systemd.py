@@ -35,7 +35,7 @@ KEYS = frozenset(
         *("NotifyAccess", "TimeoutStartSec", "WatchdogSec", "WatchdogSignal"),
     ]
 )
-"""Keys of systemd 247, the oldest of a supported Debian, that the units use."""
+"""Keys that the units use, all known to systemd 247. That is the version of the oldest supported Debian."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_unit_passes_systemd_analyze_verify(units: dict[str, Path], name: str) -
         instance.symlink_to(unit)
     command = ["systemd-analyze", "verify", "--man=no", str(instance)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    # Units of the machine that it loads beside this one may have problems of their own.
+    # systemd also loads other units of this machine, which may have problems of their own.
     own = [line for line in result.stderr.splitlines() if instance.name in line or str(unit) in line]
     assert own == []
 
@@ -110,7 +110,7 @@ def test_python_path_with_space_exits_with_2_and_writes_no_units(
 
 
 def started(unit: Path, variables: dict[str, str], root: Path) -> subprocess.Popen[str]:
-    """What the unit starts, with directories below `root` for those of the machine."""
+    """Start the command of the unit, with directories below `root` instead of the machine's."""
     line = settings(unit)["ExecStart"]
     line = re.sub(r"/etc/rt", str(root), line)
     words = [variables[word[2:-1]] if word.startswith("${") else word for word in shlex.split(line)]
@@ -124,7 +124,9 @@ def started(unit: Path, variables: dict[str, str], root: Path) -> subprocess.Pop
 def test_push_and_pull_units_run_until_stopped_and_exit_with_success_status(
     units: dict[str, Path], tmp_path: Path
 ) -> None:
-    """No node answers. A wrong option or variable would end them with status 2 before they log that."""
+    """No node answers. With a wrong option or variable, the command would end with status 2 before it logs
+    that.
+    """
     (pki := tmp_path / "pki").mkdir()
     assert main(["certs", "init", str(pki)]) == 0
     for name, role in (("push", "publisher"), ("pull", "subscriber")):

@@ -24,7 +24,7 @@ def no_publisher_outlives_its_test() -> Iterator[None]:
 
 
 class NoWatch:
-    """A watch of a directory that is in memory: nothing ever wakes."""
+    """A watch for a directory in memory, which never wakes."""
 
     def __init__(self, path: str) -> None:
         pass
@@ -40,7 +40,9 @@ class NoWatch:
 
 
 def written_but_not_synced(disk: MemoryDisk) -> int:
-    """A publisher with a flushed start and full batches behind it that no sync covers; what is written."""
+    """Publish flushed messages, then full batches that are not synced; return the end of the written
+    messages.
+    """
     publisher = on_memory(disk, batch_bytes=4096)
     publisher.publish_many(values(5))
     publisher.flush()
@@ -80,7 +82,7 @@ def test_subscribers_with_same_name_and_copy_acknowledge_concurrently(tmp_path: 
     directory = publisher.directory
 
     class Meanwhile(RealDisk):
-        """Another one acknowledges between the file that is written and its name."""
+        """A disk where another subscriber acknowledges between the write of a file and its rename."""
 
         def rename(self, source: str, target: str) -> None:
             acknowledging = threading.Thread(target=other.ack, args=(7,))

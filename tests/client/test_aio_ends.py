@@ -27,7 +27,7 @@ def publisher(tmp_path: Path) -> Iterator[rt.Publisher]:
 
 
 def waiting_threads() -> set[threading.Thread]:
-    """Those of all subscribers. Other tests may have left some."""
+    """Return the waiting threads of all subscribers. Other tests may have left some."""
     return {thread for thread in threading.enumerate() if thread.name == "rt-aio"}
 
 
@@ -106,7 +106,7 @@ def test_publisher_refuses_wait_from_another_event_loop(tmp_path: Path) -> None:
 
 
 class _SlowOpening:
-    """Subscribers that open when it is allowed."""
+    """Subscribers that open only when the test allows it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened: list[rt.Subscriber] = []
@@ -133,7 +133,7 @@ def test_cancelled_open_and_close_leave_no_subscriber_open(
         opening.cancel()
         while not subscriber._is_closed:
             await asyncio.sleep(0)
-        opening.cancel()  # The closing, which that has begun.
+        opening.cancel()  # This cancels the closing, which the first cancel started.
         await asyncio.wait([opening])
         assert opening.cancelled()
         slow.may_open.set()

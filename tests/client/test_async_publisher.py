@@ -78,7 +78,7 @@ def test_delivery_completes_when_its_messages_are_merged(tmp_path: Path, pki: Pa
             assert await asyncio.gather(*deliveries) == [range(n, n + 1) for n in range(1, 2001)]
             assert await many == range(2001, 2501)
             assert publisher.progress == (2501, 2501, 2501)
-            assert await first == range(1)  # Again.
+            assert await first == range(1)  # A delivery can be awaited again.
             assert await publisher.publish_many([]) == range(2501, 2501)
             await publisher.flush()
             while merged[-1] != 2501:
@@ -139,7 +139,7 @@ def test_replication_error_ends_all_waits_and_is_passed_to_error_handler(tmp_pat
 
     with one_node(pki) as (node, nodes):
         node.refusal = rt.Fenced("another publisher took over")
-        with pytest.raises(rt.Fenced):  # At the end of the block, too.
+        with pytest.raises(rt.Fenced):  # The end of the block raises it as well.
             run(main(node, nodes))
     ((error, thread),) = told
     assert (type(error), thread) == (rt.Fenced, threading.main_thread())
@@ -153,7 +153,7 @@ def test_replication_error_is_raised_once_by_publish_without_waits(tmp_path: Pat
                 await asyncio.sleep(0.01)
             with pytest.raises(rt.CertificateError):
                 publisher.publish(b"one")
-            two = publisher.publish(b"two")  # It is raised once.
+            two = publisher.publish(b"two")  # The error is raised only once.
             node.refusal = None
             while publisher.status().state == "blocked":
                 await asyncio.sleep(0.01)
@@ -266,14 +266,14 @@ class Replication(WaitHandle):
             raise self.error
 
     def start_waiting(self) -> None:
-        """Nothing polls."""
+        """Do nothing: no thread polls."""
 
     def stop_waiting(self) -> None:
-        """Nothing polls."""
+        """Do nothing: no thread polls."""
 
 
 def test_wait_of_earlier_run_completes_when_later_run_is_merged() -> None:
-    """The first message of a dedup session may set its number, which starts another run."""
+    """The first message of a dedup session may set its own number, which starts another run."""
 
     async def main() -> None:
         replication = Replication()

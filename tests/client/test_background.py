@@ -21,7 +21,7 @@ WAIT_SECONDS = 120
 
 
 class FakeProcess:
-    """Serves until it is told to finish; tells at once what there is to tell, once `is_open`."""
+    """A process that serves until it must finish. It is settled if `is_open` is set."""
 
     made: list[FakeProcess]
     is_open = True
@@ -62,7 +62,7 @@ class FakeProcess:
 
 
 class FakeFollower:
-    """Counts how often it is looked at, and what it sees."""
+    """A follower that records each poll and the data that it read."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
@@ -202,7 +202,7 @@ def test_pool_is_settled_only_when_its_processes_are_settled(
     made.settle(0)
     assert not made._is_settled
     monkeypatch.setattr(FakeProcess, "is_open", True)
-    made.start_waiting()  # Wakes it.
+    made.start_waiting()  # This wakes the pool.
     made.settle(WAIT_SECONDS)
     made.stop_waiting()
     assert made._is_settled

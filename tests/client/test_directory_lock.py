@@ -33,7 +33,7 @@ def test_forked_child_releases_directory_lock(tmp_path: Path) -> None:
     ready, say_ready = os.pipe()
     wait_for_end, end = os.pipe()
     child = os.fork()
-    if child == 0:  # What is to run in a forked child has run before fork returned.
+    if child == 0:  # Fork handlers of the child have run when fork returns.
         os.close(end)
         os.write(say_ready, b"1")
         os.read(wait_for_end, 1)
@@ -86,7 +86,7 @@ def test_child_forked_while_lock_is_being_acquired_does_not_inherit_it(
         take(fd, operation)
         if not operation & fcntl.LOCK_UN:
             taken.set()
-            forked.wait(0.5)  # A fork that does not wait for the lock is over by then.
+            forked.wait(0.5)  # A fork that does not wait for the lock is done by then.
 
     monkeypatch.setattr(fcntl, "flock", take_and_wait)
     locks: list[Lock] = []
@@ -106,7 +106,7 @@ def test_child_forked_while_lock_is_being_acquired_does_not_inherit_it(
 def test_interrupt_after_lock_is_acquired_closes_its_descriptor_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second close could meet a file that another thread has opened since."""
+    """A second close could close a file that another thread has opened in between."""
     path, close, closed = str(tmp_path / "lock"), os.close, list[int]()
 
     def note_and_close(fd: int) -> None:
@@ -165,7 +165,7 @@ def test_publisher_flush_raises_storage_failed_after_lock_file_is_removed(tmp_pa
 
 
 def test_directory_locked_error_suggests_distinct_publisher_name(tmp_path: Path) -> None:
-    """Also with the default name, that of the host, which all workers of a host share."""
+    """This includes the default name: the name of the host, which all its workers share."""
     for name, example in ((None, "~2"), ("feed1", "feed1~2"), ("feed1~7", "feed1~2")):
         with (
             rt.Publisher(tmp_path, "s", publisher_id=name) as first,

@@ -17,7 +17,7 @@ from rt.log.scan.message_batch import Message, MessageBatch
 
 @pytest.fixture(scope="module", autouse=True)
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Segments with several codecs, headers, runs, empty values, a trimmed begin, and large messages."""
+    """Create logs with several codecs, headers, runs, empty values, large messages and a trimmed start."""
     root = tmp_path_factory.mktemp("logs")
     feeds = Feeds(root)
     feeds.fill(5)
@@ -42,7 +42,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class Interleaved(RuleBasedStateMachine):
-    """Keeps all that it got, to compare it again in the end: nothing of it changes any more."""
+    """A reader whose results are kept and compared again at the end, because they must not change."""
 
     path: ClassVar = ""
     rows: ClassVar[list[Message]] = []
@@ -98,7 +98,7 @@ class Interleaved(RuleBasedStateMachine):
         return self.at < len(self.wanted)
 
     def may_iterate(self) -> bool:
-        """Whether an iteration does not wait without end."""
+        """Return whether an iteration cannot wait indefinitely."""
         return not self.is_paused and (self.has_more or not self.may_wait)
 
     @rule()
@@ -119,7 +119,7 @@ class Interleaved(RuleBasedStateMachine):
             message = next(messages, None)
             if message is None:
                 assert not self.has_more
-                self.iterators.remove(messages)  # Ended, as a generator does.
+                self.iterators.remove(messages)  # The iterator has ended, as a generator does.
                 break
             self.expect([message])
             assert self.is_filtered or self.source.position == self.past
@@ -127,7 +127,7 @@ class Interleaved(RuleBasedStateMachine):
     @precondition(lambda self: self.may_iterate())
     @rule(count=st.integers(1, 120))
     def loop(self, count: int) -> None:
-        """An iteration that an error ends."""
+        """Iterate until an error ends the loop."""
         count = min(count, len(self.wanted) - self.at) if self.may_wait else count
         got = []
         try:
@@ -169,7 +169,7 @@ class Interleaved(RuleBasedStateMachine):
     def seek(self, data: st.DataObject) -> None:
         begin, end = self.rows[0].position, self.rows[-1].position + 1
         places: list[st.SearchStrategy[Any]] = [st.integers(begin, end)]
-        if not self.is_subscriber:  # It seeks when it reads: till then it does not know these.
+        if not self.is_subscriber:  # A subscriber seeks when it reads, so it does not know these yet.
             places.append(st.sampled_from(["earliest", "latest"]))
         place = data.draw(st.one_of(places))
         self.source.seek(place)

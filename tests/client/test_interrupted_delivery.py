@@ -25,7 +25,7 @@ def publisher(tmp_path: Path) -> Iterator[rt.Publisher]:
 
 
 def on_first_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Run `act` when the first batch was read, and is not returned yet."""
+    """Run `act` after the first batch is read and before it is returned."""
     add = DeliveryCounter.add
     acts = [act]
 
@@ -80,7 +80,9 @@ def test_close_during_read_does_not_advance_position(
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], rt.LogReader]:
-    """A reader of messages of a size; the first copy of the value of message 3 fails."""
+    """Return a function that opens a reader of messages of a given size. The first copy of the value of
+    message 3 fails.
+    """
     each, fails = MessageBatch._each_value, [True]
 
     def failing(self: MessageBatch) -> Iterator[bytes]:
@@ -102,12 +104,12 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], rt
 def test_message_is_delivered_next_after_memory_error_while_copying_it(
     large: Callable[[int], rt.LogReader], size: int
 ) -> None:
-    """Out of memory, or an interrupt: its copy takes most of the time."""
+    """Copying takes most of the time, so an out-of-memory error or an interrupt usually hits it."""
     got: list[int] = []
     with large(size) as reader:
         messages = iter(reader)
         with pytest.raises(MemoryError):
-            got.extend(next(messages).number for _ in range(COUNT))  # Those before it are kept.
+            got.extend(next(messages).number for _ in range(COUNT))  # The messages before the error are kept.
         assert reader.position == len(got) == 3
         got += [message.number for message in messages]
     assert got == list(range(COUNT))
@@ -132,7 +134,9 @@ def test_poll_out_of_memory_returns_copied_messages_and_next_poll_continues(
 
 
 class Forked:
-    """A subscriber in a process that forks, and in its child, which must be refused the next message."""
+    """A subscriber in a process and in its forked child. The child's request for the next message must be
+    refused.
+    """
 
     def __init__(self, subscriber: rt.Subscriber) -> None:
         self._subscriber = subscriber
@@ -143,7 +147,9 @@ class Forked:
         self._child = os.fork()
 
     def next(self) -> int:
-        """The number of the next message. The child ends, with 42 if it is refused and passed over none."""
+        """Return the number of the next message. The child exits with 42 if it is refused and its position
+        has not changed.
+        """
         position = self._subscriber.position
         try:
             return next(self._messages).number

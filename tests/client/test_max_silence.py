@@ -29,7 +29,7 @@ WAIT_SECONDS = 120
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition; `TimeoutError` if it does not come."""
+    """Wait for a condition; raise `TimeoutError` if it does not become true."""
     async with asyncio.timeout(WAIT_SECONDS):
         while not condition():
             await asyncio.sleep(0.002)
@@ -170,11 +170,11 @@ def test_malformed_promise_file_raises_corrupt(tmp_path: Path, content: bytes) -
         read_silence_limit(REAL, str(tmp_path))
 
 
-# What the push tells the nodes
+# Limits that the push reports to the nodes
 
 
 def limits(node: PushNode) -> list[SilenceLimit]:
-    """What the node was told, each once."""
+    """Return the distinct limits that the node received."""
     said = [one.silence_limit for one in node.statuses if one.silence_limit is not None]
     return list(dict.fromkeys(said))
 
@@ -221,7 +221,7 @@ def test_push_started_after_close_ends_promise_known_to_cluster(tmp_path: Path) 
 def test_promise_of_last_run_is_used_though_lagging_node_reports_earlier_run(
     tmp_path: Path, runs: tuple[int, int]
 ) -> None:
-    """It knows of an earlier run only, whose end settles nothing."""
+    """The lagging node knows only the earlier run. The end of that run's promise settles nothing."""
     silence = SilencePromise(REAL, str(tmp_path))
     for run in runs:
         start = PushStart(bytes(16), 0, 3, f"n{run}", silence_limit=SilenceLimit(run, 60_000))

@@ -24,7 +24,7 @@ MERGED = "/merged"
 
 
 def publish(disk: Disk, count: int, what: bytes, *, is_synced: bool) -> str:
-    """A run of the session "feed" with a batch for each of its messages; its directory."""
+    """Publish a run of the session "feed" with one message a batch; return its directory."""
     settings: Any = {"linger_ms": 60_000, "fsync": "never", "disk": disk}
     publisher = rt.Publisher("/root", "stream", publisher_id="feed", **settings)
     for number in range(count):
@@ -38,7 +38,7 @@ def publish(disk: Disk, count: int, what: bytes, *, is_synced: bool) -> str:
 
 
 def carry(source: MemoryDisk, target: MemoryDisk, directory: str, names: list[str]) -> None:
-    """Bring the files of a session to the node's disk, as replicators do."""
+    """Copy the files of a session to the node's disk, as replicators do."""
     target.make_directory(directory)
     for name in names:
         target.write(f"{directory}/{name}", source.read(f"{directory}/{name}"))
@@ -46,7 +46,9 @@ def carry(source: MemoryDisk, target: MemoryDisk, directory: str, names: list[st
 
 @pytest.fixture(scope="module")
 def disk() -> MemoryDisk:
-    """A node's: it has merged two runs of one session, of which the second gives the first one's numbers."""
+    """Return the disk of a node that has merged two runs of one session. The second run repeats numbers of
+    the first.
+    """
     own, node = MemoryDisk(), MemoryDisk()
     directory = publish(own, 40, b"lost here ", is_synced=False)
     with MergedLogBuilder(MERGED, cluster_id=b"cluster of test.", stream="stream", disk=node) as merged:

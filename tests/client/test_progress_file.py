@@ -58,7 +58,7 @@ def test_record_with_corrupt_byte_decodes_to_none(record: ProgressRecord, at: in
 
 @given(records)
 def test_record_of_earlier_rt_without_cluster_id_is_first_64_bytes(record: ProgressRecord) -> None:
-    """The push process of an upgraded machine beside a publisher that still runs, and the other way round."""
+    """After an upgrade, the push process and a running publisher may have different versions of rt."""
     data = encode_progress(record)
     assert data == encode_progress(replace(record, cluster=b""))[:RECORD_BYTES] + data[RECORD_BYTES:]
     for length in (RECORD_BYTES, PROGRESS_BYTES - 1):

@@ -420,7 +420,7 @@ def test_publish_on_full_disk_uses_no_number_and_continues_once_space_is_free() 
 def test_topics_left_by_interrupted_calls_do_not_block_publisher(tmp_path: Path, is_bulk: bool) -> None:
     with open_publisher(tmp_path, batch_bytes=4096, linger_ms=LONG_MS) as publisher:
         for topic in ("lost", "lost too", "and this one"):
-            publisher._writer.make_room(topic, 16, (("lost", b""),))  # The call ended here.
+            publisher._writer.make_room(topic, 16, (("lost", b""),))  # The interrupted call ended here.
         publisher.publish(b"v", "t", headers={"k": b"v"})
         if is_bulk:
             publisher.publish_many([bytes(4000)] * 2, "t")
@@ -463,7 +463,9 @@ def test_disk_full_during_roll_loses_no_message() -> None:
 
 
 class FullNowAndThen(RuleBasedStateMachine):
-    """A publisher whose disk is full now and then, against a plain list of what it said it took."""
+    """A publisher whose disk is sometimes full, compared with a plain list of the messages that it
+    accepted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -598,7 +600,7 @@ def test_session_files_are_accessible_only_to_owner(tmp_path: Path) -> None:
     assert session_of(tmp_path).stat().st_mode & 0o777 == 0o700
 
 
-# What recovery finds
+# Recovery
 
 
 def damage(path: Path, offset: int, mask: int = 1) -> None:

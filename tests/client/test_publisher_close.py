@@ -128,7 +128,7 @@ def fail_to_encode(*args: object, **options: object) -> None:
     raise MemoryError
 
 
-# What a caller gives
+# Input of callers
 
 
 def test_publish_many_writes_thousands_of_small_batches_in_one_call(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_small_publish_many_is_written_without_another_call(tmp_path: Path) -> N
         on_files(tmp_path, linger_ms=0, fsync="never") as publisher,
         rt.LogReader(publisher.directory, follow=True) as reader,
     ):
-        sys.setswitchinterval(1e-6)  # The thread then runs between any two steps of the call.
+        sys.setswitchinterval(1e-6)  # The thread can now run between any two steps of the call.
         try:
             for i in range(100):
                 publisher.publish_many([b"%d" % i])
@@ -197,7 +197,7 @@ def test_fsync_interval_syncs_during_long_linger() -> None:
     publisher._log.writer.sync_to = spied  # type: ignore[method-assign]
     for _ in range(10):
         publisher.publish(bytes(1000))
-    assert synced.wait(50)  # The linger is over after 60.
+    assert synced.wait(50)  # The linger ends after 60 s.
     publisher._log.writer.sync_to = sync_to  # type: ignore[method-assign]
     publisher.close()
 
@@ -206,7 +206,9 @@ def test_fsync_interval_syncs_during_long_linger() -> None:
 def test_background_thread_failure_raises_storage_failed_in_later_calls(
     monkeypatch: pytest.MonkeyPatch, pause_s: float
 ) -> None:
-    """Also if the call itself tried to write before: its message was accepted, and is not to be repeated."""
+    """This also holds if the call itself tried to write first. Its message was accepted and must not be
+    repeated.
+    """
     disk = MemoryDisk()
     publisher = on_memory(disk, linger_ms=0)
     publisher._writer._pause_s = pause_s

@@ -76,7 +76,7 @@ def is_served(directory: str | Path) -> bool:
 
 @contextlib.contextmanager
 def one_node(pki: Path) -> Iterator[tuple[PushNode, NodesInThread]]:
-    """A cluster of one session's own: a node of these tests knows one."""
+    """Start a cluster of one node for one session, because a node of these tests knows only one session."""
     node = PushNode(members=1)
     with NodesInThread(node, tls=tls_of(pki, "n1")) as nodes:
         yield node, nodes
@@ -85,7 +85,7 @@ def one_node(pki: Path) -> Iterator[tuple[PushNode, NodesInThread]]:
 
 @pytest.fixture(params=[1])
 def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """So many, and no push process yet."""
+    """Set the number of processor cores, and start with a push pool without processes."""
     count = int(request.param)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
     monkeypatch.setattr(push_pool, "_shared", [push_pool.PushPool()])
@@ -93,7 +93,7 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 def pushes() -> list[int]:
-    """The push processes of this one."""
+    """Return the ids of the push processes of this process."""
     until(lambda: push_pool.shared().pids)
     return push_pool.shared().pids
 
@@ -247,7 +247,7 @@ def test_fenced_publisher_raises_fenced_and_is_not_pushed_again(tmp_path: Path, 
             with publisher_of(tmp_path / "other", pki, nodes, publisher_id="feed~2") as other:
                 other.wait(other.publish(b"one"), timeout=WAIT_SECONDS)
             said = [hello.session for hello in nodes.nodes[0].hellos[asked:]]
-            assert said.count("feed") <= 1  # It was on its way when another node refused the session.
+            assert said.count("feed") <= 1  # A hello was under way when another node refused the session.
             assert not is_served(publisher.directory)
 
 
@@ -295,7 +295,7 @@ def test_killed_push_process_restarts_for_open_and_closed_publishers(tmp_path: P
 def test_push_process_sends_messages_left_unsent_at_close(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         for node in nodes.nodes:
-            node.merges = False  # What one of them merges a majority would have.
+            node.merges = False  # A majority would have every message that one node merges.
             nodes.do(node.stop)
         publisher = publisher_of(tmp_path, pki, nodes)
         publisher.publish_many([bytes(1000)] * 1000)
@@ -365,7 +365,7 @@ def test_merged_sealed_segments_are_deleted_unless_local_persistence_keeps_them(
 def kept(publisher: rt.Publisher) -> list[str]:
     found = []
     for path in sorted(Path(publisher.directory).glob("log.*")):
-        with contextlib.suppress(FileNotFoundError):  # It is deleted meanwhile.
+        with contextlib.suppress(FileNotFoundError):  # The file may be deleted meanwhile.
             found += [path.name] * (path.stat().st_size > 0)
     return found
 
@@ -420,7 +420,8 @@ def test_written_messages_reach_nodes_after_publisher_process_closes_or_is_kille
             assert process.stdout is not None
             assert process.wait(WAIT_SECONDS) == (0 if what == "close" else -signal.SIGKILL)
             if what == "kill":
-                assert process.stdout.read(7) == b"closed "  # By a fork of it, which is still there.
+                # Written by a fork of the process, which still runs.
+                assert process.stdout.read(7) == b"closed "
             until(lambda: all(map(is_served, directories)))
             until(lambda: all((directory / "push.log").exists() for directory in directories))
             nodes.do(lambda: one.start(tls_of(pki, "n1")))
@@ -430,7 +431,7 @@ def test_written_messages_reach_nodes_after_publisher_process_closes_or_is_kille
             assert other.holds(directories[1])
             process.stdin.close()
             if what == "close":
-                process.stdout.read()  # Nobody holds it, or stderr, any more.
+                process.stdout.read()  # No process has stdout or stderr open any more.
                 assert process.stderr is not None
                 process.stderr.read()
 
@@ -442,7 +443,7 @@ def test_rejection_reason_is_in_program_log_and_push_log_file(
     with one_node(pki) as (node, nodes):
         node.refusal = rt.InvalidName("no such stream here")
         with (
-            pytest.raises(rt.InvalidName, match="no such stream here"),  # By `close`.
+            pytest.raises(rt.InvalidName, match="no such stream here"),  # Raised by `close`.
             publisher_of(tmp_path, pki, nodes) as publisher,
         ):
             with pytest.raises(rt.InvalidName, match="no such stream here"):
@@ -494,7 +495,7 @@ def test_push_state_left_by_earlier_push_client_is_ignored(tmp_path: Path, pki: 
     with three_nodes(pki) as nodes:
         with publisher_of(tmp_path, pki, nodes) as publisher:
             publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
-        until(lambda: not is_served(directory))  # A stream that still runs would carry on without a hello.
+        until(lambda: not is_served(directory))  # A stream that still runs would continue without a hello.
         for _ in range(2):
             for node in nodes.nodes:
                 node.refusal = rt.Overloaded("try again")

@@ -36,7 +36,9 @@ WAIT_SECONDS = 120
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the nodes. The CA file of the publisher names a second CA too, as while CAs rotate."""
+    """Return the PKI of the nodes. The publisher's CA file contains a second CA as well, as during a CA
+    rotation.
+    """
     directory, foreign = tmp_path_factory.mktemp("pki"), tmp_path_factory.mktemp("foreign")
     for one in (directory, foreign):
         init_ca(one)
@@ -54,7 +56,9 @@ def tls_of(pki: Path, name: str = "feed") -> TLS:
 
 @contextlib.contextmanager
 def three_nodes(pki: Path) -> Iterator[NodesInThread]:
-    """They are overloaded at first, so that a test can publish before they `refuse`, or not."""
+    """Start three nodes. They are overloaded at first, so that a test can publish before it changes what they
+    `refuse`.
+    """
     nodes = [PushNode(f"n{index}") for index in (1, 2, 3)]
     with NodesInThread(*nodes, tls=tls_of(pki, "n1")) as running:
         refuse(running, rt.Overloaded("try again"))
@@ -81,14 +85,18 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def published(publisher: rt.Publisher) -> int:
-    """The number of a message. The push may have found the problem before: then the first call raises it."""
+    """Publish a message and return its number. If the push has found the problem before, the first call
+    raises it.
+    """
     with contextlib.suppress(rt.CertificateError):
         return publisher.publish(b"one")
     return publisher.publish(b"one")
 
 
 def wait_until_mended(publisher: rt.Publisher, number: int) -> None:
-    """Return when `number` is merged, although waiting raises what blocks that until it is mended."""
+    """Return when `number` is merged. Waiting raises the problem until it is repaired; wait again after each
+    error.
+    """
     while True:
         with contextlib.suppress(rt.CertificateError, rt.BadContents, rt.ProtocolViolation):
             publisher.wait(number, timeout=WAIT_SECONDS)
@@ -376,7 +384,7 @@ def test_bytes_rejected_by_every_node_are_one_problem_until_accepted(
         hellos = sum(len(node.hellos) for node in nodes.nodes)
         until(
             lambda: sum(len(node.hellos) for node in nodes.nodes) > hellos + 20
-        )  # It tries again and again.
+        )  # The push tries again and again.
         assert publisher.status().state == "blocked"
         for node in nodes.nodes:
             node.rejection = None
@@ -494,7 +502,7 @@ def test_unsent_messages_are_counted_across_runs_and_segments() -> None:
 
 
 def test_problem_sets_unraised_error_before_error_becomes_visible() -> None:
-    """`status` reads the error, and `publish` what it raises, without the lock."""
+    """Without the lock, `status` reads the error, and `publish` reads the error to raise."""
     seen = []
 
     class Watched(ReplicationProblem):

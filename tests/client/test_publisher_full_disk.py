@@ -22,11 +22,11 @@ def no_publisher_outlives_its_test() -> Iterator[None]:
 
 
 def sealed_without_a_next(disk: MemoryDisk, **options: Any) -> rt.Publisher:
-    """A publisher that sealed its segment, and found no room to start the next."""
+    """Return a publisher that sealed its segment and had no space to start the next one."""
     publisher = on_memory(disk, batch_bytes=4096, roll_bytes=8192, **options)
     publisher.publish_many([bytes(1000)] * 6)
     publisher.flush()
-    disk.fail("create", at=2, error=errno.ENOSPC)  # The first one is of the table, written aside.
+    disk.fail("create", at=2, error=errno.ENOSPC)  # The first create is for the temporary file of the table.
     with pytest.raises(rt.DiskFull):
         publisher.publish_many([bytes(3000)] * 8)
     return publisher

@@ -66,7 +66,9 @@ def is_of_opening(file: str) -> bool:
 
 @functools.cache
 def can_be_interrupted(file: str, number: int) -> bool:
-    """CPython looks at no signals between a lock and the body of its `with`, nor at a bare `try`."""
+    """Return whether a signal can interrupt this line. CPython checks no signals between a lock and the body
+    of its `with`, nor at a bare `try`.
+    """
     line = linecache.getline(file, number).partition("#")[0].strip()
     return line not in {"try:", "return"} and not line.startswith("with self._")
 
@@ -104,7 +106,9 @@ def publish_all(publisher: rt.Publisher, given: dict[int, bytes], flushed: dict[
 
 
 def interrupted_at(line: int) -> bool:
-    """Publish with an interrupt at a line, go on, and check what is left; False if there is no such line."""
+    """Interrupt a publisher at a line, continue, and check the messages; return False if there is no such
+    line.
+    """
     disk = MemoryDisk()
     publisher = on_memory(disk, batch_bytes=4096, roll_bytes=8192)
     given: dict[int, bytes] = {}
@@ -122,7 +126,8 @@ def interrupted_at(line: int) -> bool:
     if not where:
         publisher.close()
         return False
-    for lock in (publisher._lock, publisher._log._syncing):  # The publisher's thread may have one just now.
+    # The publisher's thread may hold a lock at this moment.
+    for lock in (publisher._lock, publisher._log._syncing):
         assert lock.acquire(timeout=DEADLINE_SECONDS), where
         lock.release()
     try:
@@ -150,7 +155,7 @@ def interrupted_at(line: int) -> bool:
 
 @pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))])
 def test_interrupt_at_any_line_of_publish_loses_and_duplicates_no_flushed_message(first: int) -> None:
-    """Every seventh line from the first on: together they are all."""
+    """Test every seventh line, starting with the first one. Together the cases test all lines."""
     lines = itertools.takewhile(interrupted_at, itertools.count(first, 7))
     assert sum(1 for _ in lines) * 7 > 300
 
@@ -200,7 +205,7 @@ def publish_with_headers(publisher: rt.Publisher) -> None:
 def test_publish_after_interrupted_call_is_written_without_extra_linger(
     publish: Callable[[rt.Publisher], None], *, is_after_pause: bool
 ) -> None:
-    """Nobody else has the background thread write the batch that the interrupted call began."""
+    """No other call makes the background thread write the batch that the interrupted call started."""
     for line in itertools.count(1):
         publisher = on_memory(MemoryDisk(), linger_ms=0)
         publisher._writer._pause_s = 0 if is_after_pause else math.inf
@@ -214,7 +219,7 @@ def test_publish_after_interrupted_call_is_written_without_extra_linger(
         finally:
             sys.settrace(before)
         publisher._writer._pause_s = math.inf
-        with contextlib.suppress(rt.StorageFailed):  # It was interrupted while it wrote.
+        with contextlib.suppress(rt.StorageFailed):  # The interrupt may have hit a write.
             number = publisher.publish(b"after")
             wait_until(lambda number=number, publisher=publisher: publisher.progress.written > number)
         pull_the_plug(publisher)
@@ -224,7 +229,7 @@ def test_publish_after_interrupted_call_is_written_without_extra_linger(
 
 
 class UnservedPool(PushPool):
-    """Keeps the requests: no thread takes them."""
+    """A pool that keeps its requests, because no thread takes them."""
 
     def _begin(self) -> None:
         self._thread = threading.current_thread()
@@ -242,7 +247,7 @@ class UnservedPool(PushPool):
 def test_interrupt_at_any_line_of_opening_leaves_no_session_in_push_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next publisher of the directory would wait for its push."""
+    """Otherwise the next publisher of the directory would wait for the push of that session."""
     make_pki(tmp_path)
     tls = tls_of(tmp_path, "feed")
     for line in itertools.count(1):
@@ -280,7 +285,7 @@ def test_interrupt_while_publisher_opens_leaves_no_directory_lock(tmp_path: Path
         try:
             publisher = rt.Publisher(tmp_path, "s", publisher_id="feed")
         except Interrupt as error:
-            interrupt = error  # It keeps alive what was opened, as in a debugger.
+            interrupt = error  # The error keeps the opened objects alive, as in a debugger.
         finally:
             sys.settrace(before)
         if not interrupter.where:

@@ -15,7 +15,7 @@ from rt.log.check.verify import verify
 
 KILLS = 20
 SEED = random.randrange(2**32)
-"""Drawn anew for each run; the assertions name it, so that a failure's choices can be made again."""
+"""Drawn for each run. The assertions print it, so that a failure can be repeated."""
 
 PROGRAM = """
 import os, random, sys
@@ -49,7 +49,9 @@ def value(number: int) -> bytes:
 
 
 def flushed_until_killed(root: Path, draw: random.Random) -> int:
-    """Let a process publish, kill it at a random moment; the last number it said it had flushed."""
+    """Let a process publish and kill it at a random moment; return the last number that it reported as
+    flushed.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, root, str(draw.randrange(2**32))], stdout=subprocess.PIPE, bufsize=0
     )
@@ -62,7 +64,7 @@ def flushed_until_killed(root: Path, draw: random.Random) -> int:
         assert chunk, "the publisher ended by itself"
         said += chunk
     spin = draw.randrange(20_000)
-    while spin:  # A moment more, so that the kill falls between two reports.
+    while spin:  # A short delay, so that the kill falls between two reports.
         spin -= 1
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -73,7 +73,7 @@ def test_first_batch_after_pause_is_written_at_once_and_next_messages_linger(
 
 
 def test_collected_batch_is_not_written_by_publish_after_pause(clock: Clock) -> None:
-    """It is the background thread's to write."""
+    """The background thread must write it."""
     disk = MemoryDisk()
     with open_publisher(disk) as publisher:
         publisher.publish(b"before")

@@ -252,7 +252,7 @@ def test_trim_without_own_retention_raises_value_error(publisher: rt.Publisher) 
 
 
 def test_pull_problem_is_reported_at_second_check_of_copy(tmp_path: Path) -> None:
-    """The pull client may have stored messages, and reported the problem after them, since the first look."""
+    """Since the first check, the pull client may have stored messages and then reported the problem."""
     corrupt = rt.events.CorruptPositions(9, None, "no node has them")
     pulling: Any = SimpleNamespace(refused=None, corrupt=corrupt, failure=None, unreached=None)
     events: list[rt.events.Event] = []
@@ -281,7 +281,9 @@ def test_pull_problem_arising_during_check_is_not_reported_at_next_check(
 
         @property
         def corrupt(self) -> rt.events.CorruptPositions | None:
-            """The pull client reports it just after it was first asked for."""
+            """Return the problem from the second call on, as if the pull client reported it just after the
+            first.
+            """
             self.looks += 1
             return corrupt if self.looks > 1 else None
 

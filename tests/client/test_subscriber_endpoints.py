@@ -110,7 +110,7 @@ def test_subscriber_opens_before_log_exists(tmp_path: Path, pki: Path, source: P
 def test_copy_lock_failure_raises_storage_failed_and_logs_no_traceback(
     tmp_path: Path, pki: Path, source: PullSource, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As on a read-only file system, or if another user made the copy."""
+    """The lock fails as on a read-only file system, or as for a copy of another user."""
     source.publish(b"one")
     with subscriber_of(tmp_path, pki, source) as subscriber:
         assert take(subscriber, 1) == [b"one"]
@@ -269,7 +269,9 @@ def test_filtered_copy_has_messages_before_its_start_position(
 def test_named_subscriber_of_idle_topic_advances_past_other_topics(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
-    """Else it holds the log back, and its lag grows, as long as its topic has no message."""
+    """Otherwise the subscriber would prevent trims, and its lag would grow, while its topic has no
+    message.
+    """
     source.publish(b"a1", topic="a")
     with subscriber_of(tmp_path, pki, source, topics=["a"], name="sub") as subscriber:
         assert take(subscriber, 1) == [b"a1"]
@@ -291,7 +293,9 @@ def test_named_subscriber_of_idle_topic_advances_past_other_topics(
 def test_stored_position_of_old_epoch_raises_diverged_on_new_copy_after_forced_reset(
     tmp_path: Path, pki: Path, source: PullSource, topics: list[str] | None
 ) -> None:
-    """The program kept position 6 of epoch 0, and its copy was moved away, as `rt.Diverged` says."""
+    """The program stored position 6 of epoch 0. Its copy was moved away, as the text of `rt.Diverged`
+    advises.
+    """
     source.publish(b"0", b"1", b"2", topic="t")
     source.roll(forced := 65_536)
     for number in range(3, 9):
@@ -300,7 +304,7 @@ def test_stored_position_of_old_epoch_raises_diverged_on_new_copy_after_forced_r
             source.roll()
     with subscriber_of(tmp_path, pki, source, position=6, epoch=0, topics=topics) as subscriber:
         for _ in range(2):
-            # The new copy begins after the place of the reset.
+            # The new copy starts after the position of the reset.
             with pytest.raises(Diverged, match=r"X from 65536 on\. Start again at its logPos"):
                 subscriber.poll(100, WAIT_SECONDS)
         assert (subscriber.position, subscriber.epoch) == (6, 0)
@@ -354,7 +358,9 @@ def at_seconds(*seconds: float) -> list[int]:
 
 
 def hours(source: PullSource) -> None:
-    """Messages b"0" to b"5" of NOON and the seconds after it, in three segments of two."""
+    """Publish the messages b"0" to b"5" in three segments of two. Their times are NOON and the five seconds
+    after it.
+    """
     for first in (0, 2, 4):
         source.publish(*(b"%d" % at for at in (first, first + 1)), timestamps_ns=at_seconds(first, first + 1))
         source.roll()
@@ -371,7 +377,7 @@ def test_start_by_time_starts_copy_with_segment_of_that_time(
         assert {position for _, position in source.acknowledged} == {3}
         subscriber.seek(NOON + 5 * SECOND)
         assert take(subscriber, 1) == [b"5"]
-        subscriber.seek(NOON)  # Before the copy.
+        subscriber.seek(NOON)  # This time is before the start of the copy.
         assert take(subscriber, 1) == [b"2"]
         subscriber.seek("latest")
         source.publish(b"late", timestamps_ns=at_seconds(-1))
@@ -584,7 +590,7 @@ def test_messages_trimmed_while_subscriber_is_closed_are_reported(
     skips = [event for event in events if isinstance(event, SkipForward)]
     assert {event.reason for event in skips} == {"time"}
     gone = [(event.wanted, event.resumed) for event in skips]
-    # Of a segment that went before it was read, nobody knows what the filter would have let through.
+    # If a segment was trimmed before it was read, the messages that match the filter are unknown.
     assert gone in ([(2, 3)], [(1, 2), (2, 3)], [(1, 3)])
 
 
@@ -621,7 +627,7 @@ def test_trim_by_nodes_applies_to_copy_with_follow_retention_but_not_with_own(
 def kept(subscriber: rt.Subscriber) -> int:
     found = 0
     for path in Path(subscriber.directory).glob("log.*"):
-        with contextlib.suppress(FileNotFoundError):  # It is trimmed meanwhile.
+        with contextlib.suppress(FileNotFoundError):  # The file may be trimmed meanwhile.
             found += path.stat().st_size > 0
     return found
 
@@ -661,7 +667,7 @@ def test_killed_subscriber_ends_its_pull_process_and_resumes_at_acknowledged_pos
 
 
 def fill_two_segments(tmp_path: Path, pki: Path, source: PullSource, **options: Any) -> str:
-    """A copy of 60 messages in two segments, all synced; its directory."""
+    """Fill a copy with 60 messages in two synced segments; return its directory."""
     source.publish(*(b"%d" % number + bytes(500) for number in range(30)))
     source.roll()
     source.publish(*(b"%d" % number + bytes(500) for number in range(30, 60)))
@@ -745,9 +751,9 @@ def test_positions_corrupt_on_all_nodes_are_reported_once_and_delivered_after_re
         (corrupt,) = events
         assert isinstance(corrupt, CorruptPositions)
         assert 0 < corrupt.start == len(values) < 20
-        assert corrupt.end is None  # This node does not know.
+        assert corrupt.end is None  # This node does not know the end.
         assert subscriber.poll(timeout=0.2) == []
-        whole = tmp_path / "whole"  # Half of it could be read, and be told as another damage.
+        whole = tmp_path / "whole"  # A half-written file could be reported as another corruption.
         whole.write_bytes(good)
         whole.rename(f"{source.merged}/log.0.0")
         assert len(take(subscriber, 21 - len(values))) == 21 - len(values)
@@ -770,7 +776,7 @@ def test_close_ends_wait_for_missing_log(tmp_path: Path, pki: Path, source: Pull
 def test_forked_child_raises_closed_and_leaves_pull_process_to_parent(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
-    """Another thread holds the subscriber's locks at the fork. In the child nobody would release them."""
+    """Another thread holds the subscriber's locks at the fork. In the child no thread would release them."""
     program = """
 import os, sys, threading
 import rt

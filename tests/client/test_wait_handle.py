@@ -30,7 +30,7 @@ SOON_SECONDS = 60
 
 
 class IdlePool:
-    """Starts nothing, and never reads."""
+    """A pool that starts nothing and never reads."""
 
     def new_number(self) -> int:
         return 1
@@ -118,7 +118,7 @@ def test_closing_publisher_logs_number_not_replicated_without_node_failure(
 def test_merged_level_of_another_cluster_is_ignored(
     tmp_path: Path, records: list[ProgressRecord], followed: bytes, *, counts: bool
 ) -> None:
-    """The publisher would delete what only the lost cluster had."""
+    """Otherwise the publisher would delete messages that only the lost cluster had."""
     file = ProgressFile(str(tmp_path), INCARNATION, CLUSTER)
     file.write(replicated=Level(0, 7), merged=Level(0, 5))
     file.close()
@@ -169,7 +169,7 @@ def test_released_handle_reads_no_file_with_reused_descriptor(handle: WaitHandle
     file.write(replicated=Level(0, 7), merged=Level(0, 5))
     other = os.open(
         os.path.join(handle.directory, ".progress"), os.O_RDONLY
-    )  # The system gives it the first free number.
+    )  # The system assigns the lowest free descriptor number.
     try:
         assert not handle.poll()
     finally:
@@ -188,7 +188,7 @@ class Interrupt(KeyboardInterrupt):
 
 
 def interrupted_at(line: int, call: Callable[[], object]) -> bool:
-    """Whether the call came to this line of the reading of progress, and was interrupted there."""
+    """Return whether the call reached this line of the progress reading and was interrupted there."""
     left = line
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:

@@ -1,4 +1,4 @@
-"""One cluster of real nodes for all tests here, each of which leaves it whole or has the next one mend it.
+"""One cluster of real nodes for all tests here. Each test leaves it intact, or the next one repairs it.
 
 One worker of pytest-xdist runs all of them: see support/xdist_schedule.py.
 """
@@ -22,7 +22,7 @@ def cluster() -> Iterator[WiredNodes]:
 
 @pytest.fixture
 def faults(cluster: WiredNodes, tmp_path: Path) -> Iterator[Faults]:
-    """The cluster, whole again; what it logged before does not count."""
+    """Yield the cluster after a restart of missing nodes. Its earlier log lines do not count."""
     missing = [name for name in cluster.names if name not in cluster.running]
     if missing:
         cluster.start(*missing)

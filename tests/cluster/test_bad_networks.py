@@ -12,12 +12,12 @@ pytestmark = pytest.mark.slow
 
 
 def slow(nodes: WiredNodes) -> None:
-    """30 ms each way: a heartbeat and its answer take most of a heartbeat's period."""
+    """Delay each direction by 30 ms. A heartbeat and its answer then take most of a heartbeat's period."""
     nodes.delay(0.03)
 
 
 def lossy(nodes: WiredNodes) -> None:
-    """Of a hundred pieces two come 0.2 s late, or later; a follower waits at least 0.3 s for its leader."""
+    """Delay two of a hundred pieces by 0.2 s or more. A follower waits at least 0.3 s for its leader."""
     nodes.lose(0.02)
 
 

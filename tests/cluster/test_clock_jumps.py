@@ -30,7 +30,7 @@ VALUES = [b"x" * 1000] * 50
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[WiredNodes]:
     """Nodes whose clocks `jump` sets."""
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     try:
         with WiredNodes(root) as nodes, pytest.MonkeyPatch.context() as patch:
             patch.setenv("LD_PRELOAD", str(built(root, "clock", CLOCK)))
@@ -55,13 +55,13 @@ def clock_of(nodes: WiredNodes, name: str) -> Path:
 
 
 def jump(nodes: WiredNodes, seconds: int, *names: str) -> None:
-    """Set the clocks of these nodes (default: of all) to be off by so much."""
+    """Shift the clocks of these nodes (default: of all nodes) by `seconds`."""
     for name in names or nodes.names:
         set_clock(clock_of(nodes, name), seconds)
 
 
 def names_clock_of(nodes: WiredNodes, name: str) -> bool:
-    """Whether a node has an alarm about that node's clock."""
+    """Return whether a node has an alarm about the clock of the node `name`."""
     alarms = told(nodes, "/status")["alarms"]
     return any(one["name"] == "clock-skew" and f"clock of {name} is" in one["text"] for one in alarms)
 
@@ -76,9 +76,10 @@ def published(nodes: WiredNodes, root: Path, session: str) -> rt.Publisher:
 
 
 def publish(nodes: WiredNodes, publisher: rt.Publisher, rounds: int) -> int:
-    """Publish several segments' worth, round by round; the position behind it, which all nodes have.
+    """Publish several segments, round by round; return the position after them, which all nodes have reached.
 
-    Nobody else publishes. What is merged is decided: nodes may write it yet.
+    No other client publishes. A message counts as merged once its merge is decided, so nodes may still have
+    to write it.
     """
     end = max(map(nodes.merged_position, nodes.names)) + rounds * len(VALUES)
     for _ in range(rounds):
@@ -88,14 +89,14 @@ def publish(nodes: WiredNodes, publisher: rt.Publisher, rounds: int) -> int:
 
 
 def reasons(nodes: WiredNodes, name: str, start: int) -> set[TrimReason]:
-    """Why a node has trimmed the segments from a position on, as far as it has."""
+    """Return the trim reasons of the segments from a position on that the node has trimmed."""
     table = read_table(REAL, str(nodes.merged_directory(name)))
     trimmed = [one for one in table.segments if one.is_trimmed] if table else []
     return {one.reason for one in trimmed if one.first >= start}
 
 
 def kept_bytes(nodes: WiredNodes, name: str) -> int:
-    """What the segments of a node's merged log hold that are not trimmed."""
+    """Return the size of the untrimmed segments of a node's merged log."""
     return sum(segment.size_bytes for segment in read_status(nodes.merged_directory(name)).kept)
 
 
@@ -133,7 +134,7 @@ def test_time_retention_trims_only_when_majority_of_clocks_agrees(nodes: WiredNo
         publish(nodes, publisher, 3)
         before = starts(nodes)
         leader = nodes.wait_ready()
-        jump(nodes, 3 * HOUR, leader)  # Sequencing time, which never goes back, may be an hour ahead.
+        jump(nodes, 3 * HOUR, leader)  # Sequencing time never goes back and may be an hour ahead.
         publish(nodes, publisher, 3)
         assert starts(nodes) == before
         nodes.kill(leader, part="control")

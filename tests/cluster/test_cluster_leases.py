@@ -91,7 +91,7 @@ def test_lease_balancers_share_queues_exclusively_over_leader_kill_and_host_fail
         hosts = {name: balancer(name) for name in ("h1", "h2", "h3")}
 
         def shares() -> list[int]:
-            """No queue is named by two."""
+            """Return how many queues each host has. No queue belongs to two hosts."""
             queues = [queue for host in hosts.values() for queue in host.my_queues()]
             assert len(queues) == len(set(queues))
             return [len(host.my_queues()) for host in hosts.values()]

@@ -34,7 +34,9 @@ HOLDERS = itertools.count()
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[WiredNodes]:
-    """Their own: what was merged before a hard reset is gone for other tests, too."""
+    """Start nodes for these tests alone: after a hard reset, other tests would miss messages merged before
+    it.
+    """
     with whole_cluster() as nodes:
         yield nodes
 
@@ -47,7 +49,7 @@ def faults(nodes: WiredNodes, tmp_path: Path) -> Faults:
 def asked(
     nodes: WiredNodes, name: str, target: str, body: dict[str, Any] | None = None
 ) -> RestResponse | None:
-    """What a node answers an operator; None if it does not."""
+    """Return the answer of a node to an operator, or None if it does not answer."""
     method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
     tls = nodes.certificate("operator", "op")
     try:
@@ -57,7 +59,9 @@ def asked(
 
 
 def begin(faults: Faults, name: str, target: str, **body: Any) -> None:
-    """Ask for it until it is under way: it may be though the answer was lost, and would be made once more."""
+    """Repeat a request until the reset has started. If it has started and only the answer was lost, do not
+    repeat it.
+    """
     epochs: list[int] = []
 
     def is_begun() -> bool:
@@ -78,13 +82,13 @@ def status(faults: Faults, name: str, target: str = "/reset-status") -> dict[str
 
 
 def epoch_on_disk(nodes: WiredNodes, name: str) -> int:
-    """In which a node's Raft goes on when it is started."""
+    """Return the epoch in which a node's Raft continues after a start."""
     path = nodes.directory(name) / "raft" / "identity"
     return number_of(decode_identity(path.read_bytes(), path=str(path)).epoch)
 
 
 def wait_done(faults: Faults, epoch: int, *names: str) -> None:
-    """Until these nodes say that it is done, and are in that epoch."""
+    """Wait until these nodes report the reset as done and are in that epoch."""
 
     def is_done(name: str) -> bool:
         told = status(faults, name)
@@ -97,8 +101,8 @@ def wait_done(faults: Faults, epoch: int, *names: str) -> None:
 
 @contextlib.contextmanager
 def leases_alive(faults: Faults, *, least: int = 0) -> Iterator[None]:
-    """A holder of leases goes on over what happens meanwhile: it keeps what it has, gets each lease that it
-    asks for once, and by greater tokens than before; those that it gets behind are above `least`.
+    """Run a holder of leases during the block. It keeps its lease, and acquires each further lease once, with
+    a greater token than before. Its last token is above `least`.
     """
     nodes, name, is_over = faults.nodes, f"holder-{next(HOLDERS)}", threading.Event()
     tls, tokens = nodes.certificate("subscriber", name, lease_groups=[name]), list[int]()
@@ -116,7 +120,8 @@ def leases_alive(faults: Faults, *, least: int = 0) -> Iterator[None]:
                 await asyncio.sleep(0.2)
             rows = await calls.held(f"{name}/", timeout_s=WAIT_S)
             async with asyncio.timeout(WAIT_S):
-                # The node that was forced to go on may never have heard of one; any may hear of it late.
+                # After a forced reset, its node may never have received a lease. Each node may receive a
+                # lease late.
                 while not least and {row.token for row in rows} != {*tokens}:
                     await asyncio.sleep(0.1)
                     rows = await calls.held(f"{name}/", timeout_s=WAIT_S)
@@ -162,14 +167,16 @@ def test_soft_reset_under_load_loses_and_reorders_no_messages_and_down_node_foll
 def test_rolling_restarts_during_soft_resets_end_in_one_epoch_and_lose_no_messages(
     faults: Faults,
 ) -> None:
-    """As an upgrade restarts them: each is stopped in good order, and the next one as soon as it is back."""
+    """Restart the nodes as an upgrade does: stop each node cleanly, and the next one as soon as it is
+    back.
+    """
     nodes = faults.nodes
     with leases_alive(faults), faults.sender("rolled") as sender:
         faults.wait_flow(sender)
         epoch = status(faults, nodes.wait_ready(), "/status")["epoch"]
         for asked_at, restarted in zip(nodes.names, [*nodes.names[1:], nodes.names[0]], strict=True):
             begin(faults, asked_at, "/soft-reset", force=False)
-            nodes.stop(restarted)  # Wherever the reset is by now.
+            nodes.stop(restarted)  # The reset may be in any phase.
             nodes.start(restarted)
             nodes.wait_ready()
             epoch += 1

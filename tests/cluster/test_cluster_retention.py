@@ -27,7 +27,7 @@ Trimmed = dict[SegmentId, tuple[TrimReason, int]]
 
 @pytest.fixture
 def nodes() -> Iterator[LocalCluster]:
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     flags = ["--roll-bytes", str(ROLL_BYTES), "--retention-bytes", "128Ki"]
     try:
         with LocalCluster(root, flags=flags) as nodes:
@@ -39,13 +39,13 @@ def nodes() -> Iterator[LocalCluster]:
 
 
 def trimmed(path: Path) -> Trimmed:
-    """What the table of a log says is trimmed."""
+    """Return the trimmed segments according to the table of a log."""
     table = read_table(REAL, str(path))
     return {one.id: (one.reason, one.trimmed_ns) for one in table.segments if one.is_trimmed} if table else {}
 
 
 def kept_bytes(path: Path) -> int:
-    """What the segments of a log hold that are not trimmed."""
+    """Return the size of the untrimmed segments of a log."""
     return sum(segment.size_bytes for segment in read_status(path).kept)
 
 
@@ -57,7 +57,9 @@ def test_size_retention_trims_all_nodes_following_copies_and_restarted_node(
     position = 0
 
     def publish(steps: int) -> None:
-        """In steps that are less than what is kept, each of which everybody has before the next begins."""
+        """Publish in steps that are smaller than the kept size. Each step is merged and read before the next
+        one starts.
+        """
         nonlocal position
         for _ in range(steps):
             publisher.publish_many([VALUE] * STEP)
@@ -68,7 +70,9 @@ def test_size_retention_trims_all_nodes_following_copies_and_restarted_node(
                 assert take(subscriber, STEP) == STEP
 
     def wait_trimmed(*names: str) -> Trimmed:
-        """Until so little is kept as the limit says, the same by all of these: then no more goes."""
+        """Wait until these logs are within the limit and have the same start. After that, no more is
+        trimmed.
+        """
 
         def is_trimmed() -> bool:
             is_little = all(kept_bytes(logs[name]) <= LIMIT_BYTES for name in names)
@@ -127,7 +131,7 @@ def read_start(path: Path) -> int:
 
 
 def take(subscriber: rt.Subscriber, count: int) -> int:
-    """Take so many messages; how many they were."""
+    """Take `count` messages; return their number."""
     taken = 0
     while taken < count:
         taken += len(subscriber.poll(count - taken, timeout=WAIT_S))

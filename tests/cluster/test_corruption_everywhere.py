@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=[1, 3])
 def nodes(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     try:
         with LocalCluster(root, request.param) as nodes:
             nodes.start()
@@ -38,12 +38,12 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 
 def alarms(nodes: LocalCluster) -> dict[str, dict[str, str]]:
-    """By name."""
+    """Return the alarms of each node by name."""
     return {one["name"]: one for one in told(nodes, "/status")["alarms"]}
 
 
 def publish(nodes: LocalCluster, root: Path, count: int) -> None:
-    """Publish and merge ten messages at a time, each ten as a block of its own."""
+    """Publish and merge ten messages at a time, so that each ten form one block."""
     options: dict[str, Any] = {"endpoints": nodes.endpoints, "tls": nodes.certificate("publisher", "feed")}
     with rt.Publisher(root, "s", publisher_id="feed", **options) as publisher:
         for _ in range(0, count, 10):
@@ -52,7 +52,7 @@ def publish(nodes: LocalCluster, root: Path, count: int) -> None:
 
 
 def roll(nodes: LocalCluster, root: Path, end: int) -> None:
-    """Have the cluster seal the growing merged segment, which ends at `end`."""
+    """Make the cluster seal the active merged segment, which ends at `end`."""
     told(nodes, "/configuration", {"rollBytes": 4096})
     publish(nodes, root, 10)
     nodes.wait_merged(end + 10)
@@ -60,7 +60,7 @@ def roll(nodes: LocalCluster, root: Path, end: int) -> None:
 
 
 def middle_batch(path: Path, segment: SegmentId) -> tuple[int, int]:
-    """Where a batch in the middle of a merged segment lies, and the first position of its block."""
+    """Return the offset of a batch in the middle of a merged segment, and the first position of its block."""
     header = read_header(REAL, str(path), segment)
     assert header is not None
     file = REAL.open(str(path / segment.file_name))

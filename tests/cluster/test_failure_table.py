@@ -1,7 +1,7 @@
 """Failures of real nodes and publishers: kills, network cuts, full disks, bit flips, lost directories.
 
-After each fault the same verdict is asked for (`support/verdict.py`). Files of their own have clocks that
-jump, certificates that expire, and power cuts that take back what was not synced.
+After each fault, the tests check the same verdict (`support/verdict.py`). Other files test clock jumps,
+expired certificates, and power cuts that revert unsynced data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sequencer.localcluster.nodes import Part
 pytestmark = pytest.mark.slow
 
 DAMAGE = "checksum|[Dd]amage|starts here|session_replica_failed"
-"""What nodes say of a flipped bit: where it is decides how it is found out."""
+"""Log texts about a flipped bit. The offset of the bit determines how a node detects it."""
 
 DAMAGED_AT = 6000
 PARTS: tuple[Part, ...] = ("control", "data")
@@ -66,7 +66,9 @@ def test_replicated_messages_survive_loss_of_session_directory(faults: Faults) -
 def test_publisher_on_session_directory_restored_from_copy_raises_fenced(
     faults: Faults, tmp_path: Path
 ) -> None:
-    """Its next run has the number of one that the cluster has merged, and the same numbers of messages."""
+    """The copy's next run repeats the run number and the message numbers of a run that the cluster has
+    merged.
+    """
     root, copy, session = tmp_path / "root", tmp_path / "copy", "restored"
     tls = faults.nodes.certificate("publisher", session)
 
@@ -102,7 +104,8 @@ def test_second_host_with_same_session_name_fences_first(faults: Faults) -> None
             assert first.notes.ended_by == "Fenced"
             faults.wait_flow(second)
             second.close()
-            # One name, two incarnations: as if the second host had lost the first one's directory.
+            # Both count as one name with two incarnations, as if the second host had lost the directory of
+            # the first.
             second.lives[-1].incarnation = 1
             second.lives[:0] = first.lives
             faults.senders[:] = [second]
@@ -113,7 +116,7 @@ def test_second_host_with_same_session_name_fences_first(faults: Faults) -> None
 def test_idle_publisher_is_fenced_when_another_directory_takes_its_name_on_other_nodes(
     faults: Faults, tmp_path: Path, cut: str
 ) -> None:
-    """Nothing comes on the older one's stream, and no stream of the newer one takes its place there."""
+    """The older publisher sends nothing, and the newer one opens no stream to the node of the older one."""
     nodes, session = faults.nodes, f"idle-{cut}"
     tls, (first, *others) = nodes.certificate("publisher", session), nodes.endpoints
     one, other = tmp_path / "one", tmp_path / "other"
@@ -150,7 +153,7 @@ def test_publisher_on_full_disk_raises_disk_full_and_continues_once_space_is_fre
         tls=faults.nodes.certificate("publisher", "full"),
     ) as publisher:
         publisher.wait(publisher.publish(b"before"), "merged", timeout=WAIT_S)
-        # What pushes it has begun: a process that is being started holds the files that are open meanwhile.
+        # The push process runs by now. While it starts, it would hold the files that are open at that moment.
         ballast = disk / "ballast"
         fill(ballast)
         with pytest.raises(rt.DiskFull):
@@ -310,7 +313,7 @@ def test_node_with_full_disk_catches_up_once_space_is_freed(
         try:
             faults.verdict(allowed=[r"No space left", r"disk.full|disk is full"])
         finally:
-            nodes.stop(name)  # Its directory goes with the mount: the next test finds it wiped.
+            nodes.stop(name)  # Its directory is on the mount: the next test finds it empty.
 
 
 def test_node_process_ends_on_failed_fsync_and_is_restarted(
@@ -341,7 +344,7 @@ def test_node_process_ends_on_failed_fsync_and_is_restarted(
         assert len(why) == 3, why
         assert all("Input/output error" in line for line in why), why
         faults.verdict(allowed=[r"Input/output error", r"level=critical .*(fsync|sync)"])
-        nodes.stop(name)  # The next test finds it without the library.
+        nodes.stop(name)  # The next test starts it without the library.
 
 
 def test_bit_flip_in_session_replica_reaches_no_merged_log(faults: Faults) -> None:
@@ -356,14 +359,14 @@ def test_bit_flip_in_session_replica_reaches_no_merged_log(faults: Faults) -> No
         )
         faults.wait_flow(sender)
         sender.close()
-        # Peers may have let go of what was merged meanwhile, and refuse it.
+        # Peers may have deleted messages that were merged meanwhile, and refuse to send them.
         faults.verdict(allowed=[DAMAGE + "|segment_repair_failed"])
 
 
 def test_bit_flip_in_session_replica_between_receipt_and_merge_is_not_merged(
     faults: Faults, tmp_path: Path
 ) -> None:
-    """The node has what the others merged, and is told only after the flip that it is to be merged."""
+    """The node holds the messages that the other nodes merged. It learns of the merge only after the flip."""
     nodes, session = faults.nodes, "flip-between"
     faults.wait(nodes.leader, "a leader")
     leader = nodes.leader()
@@ -459,7 +462,9 @@ def test_certificates_are_rotated_while_streams_flow(faults: Faults) -> None:
 
 @pytest.fixture
 def mounted() -> Iterator[Callable[[Path, int], None]]:
-    """`mounted(directory, size_bytes)`: a small file system there, for the time of the test."""
+    """Return `mounted(directory, size_bytes)`, which mounts a small file system there for the time of the
+    test.
+    """
     done: list[Path] = []
 
     def mount(directory: Path, size_bytes: int) -> None:
@@ -476,7 +481,7 @@ def mounted() -> Iterator[Callable[[Path, int], None]]:
 
 
 def fill(path: Path) -> None:
-    """Take all the space there is."""
+    """Fill all free space."""
     with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
             file.write(b"x" * 4096)
@@ -489,7 +494,7 @@ def damage(faults: Faults, name: str, where: str) -> Path:
         faults.wait(lambda: synced_segment(faults.nodes, name, where), "enough to be damaged")
         faults.nodes.kill(name)
         found = synced_segment(faults.nodes, name, where)
-        if found is None:  # It was rolled meanwhile.
+        if found is None:  # The segment was rolled meanwhile.
             faults.nodes.start(name)
     flip(found)
     return found
@@ -504,7 +509,7 @@ def flip(segment: Path) -> None:
 
 
 def mended(faults: Faults, name: str) -> bool:
-    """Whether the node says that it mended something, or set it aside, since the trial began."""
+    """Return whether the node logged a repair, or a replica set aside, since the test started."""
     said = "\n".join(faults.said(name))
     return "event=segment_repaired" in said or "replica was set aside" in said
 
@@ -512,7 +517,7 @@ def mended(faults: Faults, name: str) -> bool:
 def held(nodes: WiredNodes, name: str, session: str) -> int:
     """One past the last number that a node has of a session."""
     for copy in (nodes.directory(name) / nodes.stream / "sessions").glob("*/"):
-        with contextlib.suppress(rt.LogNotFound):  # It is just being made.
+        with contextlib.suppress(rt.LogNotFound):  # The copy is just being created.
             if read_identity(REAL, str(copy)).name == session:
                 return read_status(copy).end
     return 0
@@ -526,7 +531,7 @@ def merged_of(nodes: WiredNodes, name: str, session: str) -> list[int]:
 
 def synced_segment(nodes: WiredNodes, name: str, where: str) -> Path | None:
     """The segment that was synced last, if it is active and synced well beyond `DAMAGED_AT`."""
-    with contextlib.suppress(FileNotFoundError):  # What is merged is let go meanwhile.
+    with contextlib.suppress(FileNotFoundError):  # Merged messages may be deleted meanwhile.
         ends = (nodes.directory(name) / nodes.stream / where).rglob("durable")
         newest = max(((path.stat().st_mtime_ns, path.parent) for path in ends), default=None)
         durable = None if newest is None else read_durable_end(REAL, str(newest[1]))
@@ -537,7 +542,7 @@ def synced_segment(nodes: WiredNodes, name: str, where: str) -> Path | None:
 
 
 def shown_by(port: int, tls: rt.TLS) -> str:
-    """The certificate that a port shows to whoever has one, as PEM."""
+    """Return the certificate that a port shows to clients, as PEM."""
     context = ssl.create_default_context(cafile=tls.ca)
     context.load_cert_chain(tls.cert, tls.key)
     context.set_alpn_protocols(["h2"])

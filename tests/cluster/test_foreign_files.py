@@ -67,7 +67,7 @@ def test_symbolic_links_planted_at_write_paths_are_not_followed(faults: Faults, 
             path.unlink(missing_ok=True)  # The node may have been killed while it wrote this file.
             path.symlink_to(canary)
         nodes.start(name)
-        with faults.sender("behind-links") as other:  # Its copy is where a link was planted.
+        with faults.sender("behind-links") as other:  # A link is planted at the path of its copy.
             faults.wait_flow(sender, other)
             faults.wait(
                 lambda: any("is a symbolic link" in line for line in faults.said(name)), "a word of it"
@@ -88,8 +88,8 @@ def test_symbolic_links_planted_at_write_paths_are_not_followed(faults: Faults, 
 def test_session_replica_with_wrong_durable_end_is_quarantined_and_restored_from_peers(
     faults: Faults,
 ) -> None:
-    """All segments verify, and the recorded durable end names messages that are in none of them."""
-    nodes, name = faults.nodes, faults.nodes.names[0]  # The first one waits for no other's turn.
+    """All segments verify, but the recorded durable end names messages that no segment contains."""
+    nodes, name = faults.nodes, faults.nodes.names[0]  # The first node does not wait for another node's turn.
     with faults.sender("other-times") as sender:
         faults.wait_flow(sender)
         before = faults.restored
@@ -116,12 +116,12 @@ def test_session_replica_with_wrong_durable_end_is_quarantined_and_restored_from
 
 
 def follower(faults: Faults) -> str:
-    """Of the three; a part of a node may have failed before, and runs again."""
+    """Return a follower of the three nodes. A part of a node may have failed before and run again."""
     faults.wait(faults.nodes.leader, "a leader")
     leader = faults.nodes.leader()
     return next(name for name in faults.nodes.names if name != leader)
 
 
 def snapshots(nodes: WiredNodes, name: str) -> list[Path]:
-    """The snapshots of a node's Raft that count: one, but while it is replaced."""
+    """Return the complete snapshots of a node's Raft: one, except during its replacement."""
     return [path for path in (nodes.directory(name) / "raft").glob("snapshot.*") if path.suffix != ".new"]

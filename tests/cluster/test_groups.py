@@ -28,7 +28,7 @@ TOPICS = [f"group/{number}" for number in range(12)]
 
 
 class Workers:
-    """Workers of one group, and the lines that they wrote into one file: process, topic, position, value."""
+    """Workers of one group. They write lines into one file: process, topic, position, value."""
 
     def __init__(self, faults: Faults, root: Path) -> None:
         self._nodes, self._root = faults.nodes, root
@@ -50,7 +50,7 @@ class Workers:
         return [(int(pid), topic, int(position), int(value)) for pid, topic, position, value in rows]
 
     def have_handled(self, values: range, by: int | None = None) -> bool:
-        """Whether these were handled, some of them by `by`."""
+        """Return whether all `values` were handled, some of them by the process `by`."""
         found = [(pid, value) for pid, _, _, value in self.lines() if value in values]
         return {value for _, value in found} == set(values) and (
             by is None or by in {pid for pid, _ in found}
@@ -62,21 +62,21 @@ class Workers:
         process.wait()
 
     def end(self) -> list[int]:
-        """The exit statuses after a SIGTERM."""
+        """Send SIGTERM to the workers; return their exit statuses."""
         for process in self.running.values():
             process.terminate()
         ended = [self.running.pop(pid) for pid in list(self.running)]
         return [process.wait() for process in ended]
 
     def show(self) -> dict[str, Any]:
-        """What `rt groups show` shows of it."""
+        """Return the output of `rt groups show` for the group."""
         result = self._operate("show", "--json")
         assert result.exit_code == 0, result.output
         (found,) = map(json.loads, result.stdout.splitlines())
         return dict(found)
 
     def retire(self) -> None:
-        """An operator deletes the positions of the group: no later test finds them."""
+        """Delete the positions of the group as an operator, so that no later test finds them."""
         result = self._operate("delete")
         assert result.exit_code == 0 or "no positions of that group" in str(result.exception), result.output
 
@@ -87,7 +87,9 @@ class Workers:
         results: list[Result] = []
 
         def is_answered() -> bool:
-            """Without a leader at this moment, or after a stall, it is to be repeated."""
+            """Return whether the command has an answer. Without a leader or after a stall it must be
+            repeated.
+            """
             result = CliRunner().invoke(groups, [command, "workers", *options, *nodes])
             if not (isinstance(result.exception, rt.RtError) and result.exception.retriable):
                 results.append(result)
@@ -97,7 +99,7 @@ class Workers:
         return results[0]
 
     def positions(self) -> Mapping[str, int]:
-        """What the cluster keeps for the group."""
+        """Return the positions that the cluster stores for the group."""
 
         async def read() -> Mapping[str, int]:
             calls = LeaseCalls(self._nodes.endpoints, self._tls)

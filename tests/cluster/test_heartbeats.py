@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 WAIT_S = 180.0
 LOADS = {"small": (b"x" * 128, 400_000), "large": (b"x" * 65536, 3_000)}
-"""A value, and how often each of two publishers publishes it: some 50 MB and 200 MB, as fast as they can."""
+"""A value, and how often each of two publishers publishes it: about 50 MB and 200 MB, as fast as possible."""
 
 DEFAULTS = {one.name: one.default for one in fields(RaftConfig)}
 HEARTBEAT_MS, ELECTION_MS_MIN = DEFAULTS["heartbeat_ms"], DEFAULTS["election_ms_min"]
@@ -42,17 +42,16 @@ while not is_over.is_set():
     longest = max(longest, time.monotonic() - began - 0.0105)
 print(longest)
 """
-"""How late the machine runs a process that needs 5 % of a processor, as Raft at full load does."""
+"""Measures how late the machine runs a process that needs 5 % of a processor, as Raft does at full load."""
 WITNESSES = 3
-"""As many as there are nodes."""
+"""One for each node."""
 
 
 @pytest.fixture
 def stall_s() -> Iterator[Callable[[], float]]:
     """A function that ends the measurement and returns the longest stall, in seconds.
 
-    Raft cannot make up for the time that the machine takes from every process, because others need its
-    processors.
+    Raft cannot compensate for the time in which the machine gives its processors to other processes.
     """
     with contextlib.ExitStack() as opened:
         command, pipe = [sys.executable, "-c", WITNESS], subprocess.PIPE
@@ -67,7 +66,9 @@ def stall_s() -> Iterator[Callable[[], float]]:
 
 @pytest.fixture
 def nodes(stall_s: Callable[[], float]) -> Iterator[LocalCluster]:
-    """With a health port, which tells what Raft recorded. The measurement includes their start, as Raft's."""
+    """Start nodes with a health port, which reports the records of Raft. Both the measurement and Raft's
+    records include the start.
+    """
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
     try:
         with LocalCluster(root, with_rest=True) as nodes:
@@ -95,7 +96,7 @@ def test_full_load_changes_no_leader_and_delays_no_heartbeat_by_election_timeout
         nodes.wait_merged(2 * count)
     leader_after, after = nodes.leader(), terms(nodes)
     gaps_ms = {name: 1000 * metric(nodes, name, "rt_raft_leader_gap_seconds") for name in nodes.names}
-    stalled_ms = 2 * 1000 * stall_s()  # A heartbeat needs two processes: one to send it, one to read it.
+    stalled_ms = 2 * 1000 * stall_s()  # A heartbeat needs two processes: one sends it, one reads it.
     if after != before and stalled_ms > ELECTION_MS_MIN - HEARTBEAT_MS:
         pytest.skip(f"the machine stood still for {stalled_ms:.0f} ms: no leader could be heard meanwhile")
     assert after == before, "no node stood for election"
@@ -116,7 +117,7 @@ def publish(nodes: LocalCluster, path: Path, session: str, value: bytes, count: 
 
 @contextlib.contextmanager
 def subscribing(nodes: LocalCluster, path: Path) -> Iterator[None]:
-    """A subscriber that pulls and reads all there is meanwhile."""
+    """Run a subscriber that pulls and reads all messages during the block."""
     tls, is_over = nodes.certificate("subscriber", "reader"), threading.Event()
 
     def read() -> None:
@@ -144,9 +145,9 @@ def terms(nodes: LocalCluster) -> list[float]:
 
 
 def metric(nodes: LocalCluster, name: str, what: str) -> float:
-    """What a node says of itself; it tells the same for as long as its control process is silent.
+    """Return a metric of a node. It does not change while the node's control process is silent.
 
-    While its data process starts or stands still, its supervisor answers, which does not know.
+    While the data process starts or stands still, the supervisor answers, which does not know the metric.
     """
     found: list[str] = []
 

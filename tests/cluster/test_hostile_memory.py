@@ -1,8 +1,8 @@
 """Memory of a node under attack by clients with valid certificates: its processes stay within a bound.
 
-The bound is on what the kernel counts (`VmHWM`), of real processes; `pytest --log-cli-level=INFO` prints it.
-While one kind of attack runs alone, a publisher that reaches this node only is served, and a subscriber as
-well unless it must read what expands.
+The bound applies to the kernel's count (`VmHWM`) of real processes. `pytest --log-cli-level=INFO` prints it.
+While one kind of attack runs alone, the node serves a publisher that reaches no other node. It also serves a
+subscriber, unless the subscriber must read expanding messages.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ WAIT_S = 300.0
 CERTIFICATES = 2
 POLL_S = 0.1
 QUIET_S = 2.0
-"""An attack goes on until the peak has not risen for so long."""
+"""An attack continues until the peak has not risen for this time, in seconds."""
 CONTROL_BYTES_MAX = 128 * 2**20
 LOG_MESSAGES = [os.urandom(2**20)] * 64
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[LocalCluster]:
-    """With REST, and with a log that is worth pulling."""
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    """Start nodes with REST, and with a log that is large enough for pulls."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     try:
         with LocalCluster(root, with_rest=True) as nodes:
             nodes.start()
@@ -70,7 +70,7 @@ def target_of(nodes: LocalCluster) -> Target:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that a process had in memory since `forget_peak`."""
+    """Return the highest memory use of a process since `forget_peak`."""
     status = Path(f"/proc/{pid}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024
@@ -81,13 +81,16 @@ def forget_peak(pid: int) -> None:
 
 
 EXPANDING = "compressed_pushes"
-"""What it publishes is merged, and expands 512 times in each reader: a subscriber is far behind then."""
+"""The messages of this attack are merged and expand 512 times in each reader, so a subscriber lags far
+behind.
+"""
 
 
 def serve_honest(nodes: LocalCluster, publisher: rt.Publisher, subscriber: rt.Subscriber | None) -> None:
-    """A message is merged, and read if there is a subscriber, whatever else goes on.
+    """Check that a message is merged, and read if there is a subscriber, during an attack.
 
-    Its topic is its own: millions of messages that expand may be before it, and are not looked at one by one.
+    The message has its own topic, because millions of expanding messages may precede it. The subscriber does
+    not check them one by one.
     """
     topic = os.urandom(8).hex()
     publisher.wait(publisher.publish(b"honest", topic), "merged", timeout=WAIT_S)
@@ -141,7 +144,7 @@ def test_node_memory_stays_within_bound_during_attacks(
             while time.monotonic() < risen_s + QUIET_S:
                 if len(names) == 1:
                     serve_honest(nodes, publisher, reader)
-                else:  # All at once take all processors: who is served then is not promised.
+                else:  # All attacks at once use all processors: no service is promised.
                     nodes.check_alive()
                 time.sleep(POLL_S)
                 now = {part: peak_bytes(pid) for part, pid in pids.items()}

@@ -32,10 +32,10 @@ pytestmark = pytest.mark.slow
 
 WAIT_S = 120
 GROWTH_BYTES_MAX = 256 * 2**20
-"""What one process may take more, whatever hostile peers send."""
+"""How much more memory one process may use, whatever hostile peers send."""
 IDLE = 300
 GRPC = r"^([EIW]\d{4} |WARNING: All log messages before absl)"
-"""gRPC's native layer writes to stderr by itself what it thinks of a peer."""
+"""Lines about a peer that gRPC's native layer writes to stderr."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
 
 
@@ -50,7 +50,7 @@ def context(tls: rt.TLS | None) -> ssl.SSLContext:
 
 
 def answer_to(port: int, tls: rt.TLS | None, said: bytes, *, until: bytes = b"") -> bytes:
-    """What a port answers within TLS, until it ends the connection (or has said `until`)."""
+    """Return the answer of a port within TLS, until it ends the connection or has sent `until`."""
     heard = b""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as plain,
@@ -70,9 +70,10 @@ LOST_STATUS = "Internal error from Core"
 
 
 def status_of(target: str, tls: rt.TLS, method: str, *said: bytes) -> grpc.StatusCode:
-    """How a stream ends that says these messages.
+    """Return the status at the end of a stream that sends these messages.
 
-    Where the server ends a call while the client writes, gRPC's client may lose the status: it is made again.
+    If the server ends a call while the client writes, gRPC's client may lose the status. The call is then
+    repeated.
     """
 
     async def call() -> grpc.StatusCode:
@@ -92,7 +93,7 @@ def status_of(target: str, tls: rt.TLS, method: str, *said: bytes) -> grpc.Statu
 
 
 def hello(session: str, *, stream: str = "s", dedup_id: str = "") -> bytes:
-    """A push client's first word, whatever it says."""
+    """Return the first message of a push client, with any contents."""
     said = pb.PushHello(
         version=1, stream=stream, session=session, incarnation=os.urandom(16), dedup_id=dedup_id
     )
@@ -109,7 +110,7 @@ def directories(nodes: WiredNodes) -> set[Path]:
 
 
 def resident_bytes(nodes: WiredNodes) -> dict[int, int]:
-    """Of each process of the nodes."""
+    """Return the resident memory of each process of the nodes."""
     found = {}
     for name in nodes.running:
         for pid in nodes.pids(name):
@@ -120,7 +121,7 @@ def resident_bytes(nodes: WiredNodes) -> dict[int, int]:
 
 @contextlib.contextmanager
 def bounded(faults: Faults, session: str) -> Iterator[None]:
-    """Around an attack: a publisher is served meanwhile, and afterwards, and no process has grown much."""
+    """Check that a publisher is served during and after an attack, and that no process has grown much."""
     with faults.sender(session) as sender:
         faults.wait_flow(sender)
         before = resident_bytes(faults.nodes)
@@ -137,7 +138,7 @@ def bounded(faults: Faults, session: str) -> Iterator[None]:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> rt.TLS:
-    """A publisher's certificate of another CA."""
+    """Return a publisher's certificate from another CA."""
     init_ca(tmp_path / "ca")
     return rt.TLS(*issue(tmp_path / "ca", Identity("s", "publisher", "foreign")))
 
@@ -205,7 +206,7 @@ def test_malformed_and_oversized_requests_are_refused_while_publisher_is_served(
         grpc.StatusCode.DATA_LOSS,
     }
     with bounded(faults, "h-flow"):
-        # Within HTTP/2: frames that claim to be long, that are none, a message of 4 GiB.
+        # HTTP/2: frames with a large declared length, invalid frames, and a message of 4 GiB.
         for said in (
             draw.randbytes(100_000),
             PREFACE + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + b"x" * 100_000,
@@ -218,7 +219,7 @@ def test_malformed_and_oversized_requests_are_refused_while_publisher_is_served(
             PREFACE + headers(1, PUSH_METHOD) + frame(0, 0, 1, b"\0\xff\xff\xff\xff" + b"x" * 1000),
             until=b"\x03",
         )
-        # Within a call: no messages of ours, messages of other kinds, more than a chunk holds.
+        # Calls: invalid messages, messages of other kinds, and more bytes than a chunk can hold.
         for said in (b"", draw.randbytes(1000), b"\x0a\xff\xff\xff\xff\x0f", pull_session(1)):
             assert status_of(target, publisher, PUSH_METHOD, said) in bad, said[:20]
         assert status_of(target, publisher, PUSH_METHOD, b"x" * (4 * 2**20)) in bad
@@ -232,7 +233,7 @@ def test_malformed_and_oversized_requests_are_refused_while_publisher_is_served(
         ):
             code = status_of(target, publisher, PUSH_METHOD, first, second)
             assert code not in {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}, second[:20]
-        # Raft: no member, and a member's certificate in the wrong hands.
+        # Raft: a client that is no member, and an attacker with a member's certificate.
         for raft_port in nodes.raft_ports.values():
             answer_to(raft_port, publisher, draw.randbytes(1000))
         member = nodes.certificate("node", "n2")
@@ -249,7 +250,7 @@ async def closing(calls: LeaseCalls) -> AsyncIterator[LeaseCalls]:
 
 
 def asked(*names: str, token: int = 0, **fields: Any) -> bytes:
-    """A request for leases, whatever it says."""
+    """Return a request for leases, with any contents."""
     said = {"request": os.urandom(16), "owner": "h-holder~a", "duration_ms": 60_000} | fields
     rows = [leases_pb2.LeaseRow(name=name, token=token) for name in names or ("h-app/q",)]
     return leases_pb2.LeaseRequest(leases=rows, **said).SerializeToString()
@@ -270,7 +271,7 @@ def test_leases_of_another_owner_cannot_be_acquired_listed_or_released(faults: F
             return await calls.acquire("h-holder~a", ["h-app/q"], 3600, timeout_s=WAIT_S)
 
     async def released(token: int) -> list[bool]:
-        """It alone is held, as it was acquired; and no more."""
+        """Check that only this lease is held, as it was acquired, and release it."""
         async with closing(LeaseCalls([target], holder)) as calls:
             rows = await calls.held("h-app/", timeout_s=WAIT_S)
             assert rows == [LeaseRow("h-app/q", "h-holder~a", token)]
@@ -334,7 +335,7 @@ def test_idle_connections_do_not_block_new_clients(faults: Faults) -> None:
 
 
 async def open_streams(nodes: WiredNodes, tls: rt.TLS, faults: Faults) -> None:
-    """Streams that say nothing: as many as one may have, and more, until one is refused."""
+    """Open more silent streams than one identity may have, until one is refused."""
     target = f"127.0.0.1:{nodes.data_ports['n1']}"
     async with contextlib.AsyncExitStack() as opened:
         codes: Sequence[asyncio.Future[grpc.StatusCode]] = []
@@ -344,7 +345,7 @@ async def open_streams(nodes: WiredNodes, tls: rt.TLS, faults: Faults) -> None:
             codes = [*codes, *(asyncio.ensure_future(call.code()) for call in calls)]
         for ended in asyncio.as_completed(codes, timeout=WAIT_S):
             code = await ended
-            # A call that no handler has begun to serve is refused by gRPC itself, as cancelled.
+            # If no handler has started to serve a call, gRPC itself refuses it as cancelled.
             assert code in {
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 grpc.StatusCode.INVALID_ARGUMENT,

@@ -26,7 +26,7 @@ AT_ONCE = 6
 
 
 def session_descriptors(nodes: WiredNodes, name: str) -> int:
-    """How many descriptors of a node's data process are of files of session copies."""
+    """Return how many descriptors of a node's data process refer to files of session copies."""
     (pid,) = nodes.pids(name, "data")
     count = 0
     for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -37,7 +37,7 @@ def session_descriptors(nodes: WiredNodes, name: str) -> int:
 
 def copies(nodes: WiredNodes, name: str) -> int:
     """How many directories of session copies a node has."""
-    sessions = nodes.directory(name) / "s" / "sessions"  # What is below may be removed at this moment.
+    sessions = nodes.directory(name) / "s" / "sessions"  # Its entries may be removed at this moment.
     return sum(path.name.isdecimal() for path in sessions.iterdir())
 
 
@@ -67,12 +67,12 @@ def test_closed_sessions_leave_no_descriptors_or_directories(faults: Faults, tmp
     nodes.wait(lambda: is_closed(nodes, sessions[-1]), "the last session to be closed")
     for name, (had, opened) in before.items():
         nodes.wait(lambda name=name, had=had: copies(nodes, name) <= had, "closed copies to be removed")
-        # One that each session left would be twice as many.
+        # If each session left one descriptor open, there would be twice as many.
         most = opened + COUNT // 2
         nodes.wait(
             lambda name=name, most=most: session_descriptors(nodes, name) <= most, "files to be closed"
         )
-    # A publisher that comes again goes on behind what it had.
+    # A returning publisher continues after its last message.
     publish(nodes, tmp_path / "out", tls, sessions[0])
     wait_run(nodes, sessions[0], 1, number=4)
     assert nodes.compare().differences == ()

@@ -15,11 +15,11 @@ import rt
 pytestmark = pytest.mark.slow
 
 PAUSE_S = 0.05
-"""Between two messages."""
+"""The pause between two messages, in seconds."""
 
 
 class Traffic:
-    """A publisher that publishes one message after the other, each once the one before is merged."""
+    """A publisher that publishes each message after the one before it is merged."""
 
     def __init__(self, cluster: GrowingCluster, root: Path, *endpoints_of: str) -> None:
         self.count = 0
@@ -45,7 +45,7 @@ class Traffic:
             self._failure = error
 
     def wait_flow(self, cluster: GrowingCluster) -> None:
-        """Wait until more is merged."""
+        """Wait until another message is merged."""
         before = self.count
         cluster.wait(lambda: self._failure or self.count > before, "more to be merged")
         if self._failure is not None:
@@ -82,7 +82,7 @@ def reader(cluster: GrowingCluster, root: Path, *endpoints_of: str) -> Iterator[
 
 @pytest.fixture
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Short enough for the sockets in it."""
+    """Return a directory with a path short enough for sockets."""
     return tmp_path_factory.mktemp("m")
 
 
@@ -103,7 +103,7 @@ def values(path: Path) -> list[bytes]:
 
 
 def check_logs(cluster: GrowingCluster, count: int, *names: str) -> None:
-    """The merged logs of these nodes have all messages, in order, once, and are equal byte by byte."""
+    """Check that the merged logs of these nodes have all messages once and in order, and have equal bytes."""
     cluster.wait_merged(count, *names)
     expected = [b"%d" % number for number in range(count)]
     for name in names:
@@ -119,7 +119,7 @@ def test_single_node_cluster_grows_to_five_nodes_and_shrinks_to_three_under_load
         assert refused.returncode == 1
         assert "members can be changed from feature level 2 on" in refused.stderr
         cluster.raise_level()
-        # The clients know n1 only, which is removed. They learn the others.
+        # The clients know only n1, which is removed. They learn the other nodes.
         with traffic(cluster, root, "n1") as flow, reader(cluster, root, "n1") as subscriber:
             flow.wait_flow(cluster)
             grown(cluster, "n2", "n3", "n4", "n5")

@@ -13,11 +13,11 @@ from sequencer.state.session_commands import SEALED_RUNS_MAX
 pytestmark = pytest.mark.slow
 
 STARTS = {"leaders killed": SEALED_RUNS_MAX + 44, "a node away": 100, "data killed": 100}
-"""By what fails: of the first kind more than are opened by one command."""
+"""Number of starts for each failure. The first number exceeds the runs that one command opens."""
 
 
 def start_offline(root: Path, session: str, first: int, count: int) -> list[bytes]:
-    """Start a publisher so many times without any node; what it published."""
+    """Start a publisher `count` times without any node; return the published values."""
     values = [b"%d" % number for number in range(first, first + count)]
     for value in values:
         with rt.Publisher(root, "s", publisher_id=session) as publisher:
@@ -69,7 +69,7 @@ def test_offline_runs_are_merged_in_order_despite_node_failures(
 
 
 def test_later_offline_runs_are_merged_after_earlier_ones(faults: Faults, tmp_path: Path) -> None:
-    """Once pushed, offline again, and pushed again: what was open goes first."""
+    """The publisher repeatedly works offline and then pushes. Runs that were opened before go first."""
     nodes, session = faults.nodes, "offline-again"
     nodes.wait_ready()
     position = max(map(nodes.merged_position, nodes.names))

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.slow
 
 
 class Operator:
-    """Asks nodes through the tunnel."""
+    """An operator that sends requests to nodes through the tunnel."""
 
     def __init__(self, nodes: WiredNodes) -> None:
         self._nodes = nodes
 
     def told(self, target: str, name: str = "", *, body: dict[str, Any] | None = None) -> Any:
-        """What this node (default: any that runs) answers."""
+        """Return the answer of this node (default: of any running node)."""
         return told(self._nodes, target, body, by=name)
 
     def holds(self) -> dict[str, int]:
@@ -38,12 +38,14 @@ class Operator:
         return {one["name"]: one["text"] for one in self.told("/status", asked)["alarms"]}
 
     def nodes_of(self, client: str, asked: str) -> set[str]:
-        """The nodes that a client is connected to, as one of them knows."""
+        """Return the nodes that a client is connected to, as the node `asked` reports them."""
         found = self.told("/cluster-clients", asked)["clients"]
         return {one["node"] for one in found if one["name"] == client}
 
     def member(self, name: str, asked: str) -> dict[str, Any]:
-        """How one node sees another, or itself; without a phase while it knows of no members."""
+        """Return how one node sees another node or itself. The phase is empty while it knows of no
+        members.
+        """
         members = self.told("/status", asked)["members"]
         return next((one for one in members if one["name"] == name), {"phase": ""})
 
@@ -54,7 +56,7 @@ def operator(faults: Faults) -> Operator:
 
 
 def publish(faults: Faults, operator: Operator, root: Path, session: str, count: int) -> int:
-    """Publish so many messages, and wait until they are merged on all nodes; the position behind them."""
+    """Publish `count` messages and wait until all nodes have merged them; return the position after them."""
     tls = faults.nodes.certificate("publisher", session)
     with rt.Publisher(
         root, "s", publisher_id=session, endpoints=faults.nodes.endpoints, tls=tls
@@ -109,7 +111,9 @@ def test_node_with_lost_disk_is_reported_unreachable_then_copying_or_merging_the
     nodes.wait_ready()
 
     def is_behind() -> bool:
-        """With a snapshot of Raft it copies merged bytes, with every command it merges them again."""
+        """Return whether n3 still catches up. With a snapshot of Raft it copies merged bytes; with every
+        command it merges again.
+        """
         seen = operator.member("n3", "n3")
         return seen["phase"] in {"copying", "merging"} and seen["phaseDone"] < seen["phaseTotal"] == end
 
@@ -154,7 +158,7 @@ def test_stopped_push_process_raises_push_stuck_alarm_on_each_node_until_resumed
 
     def stuck(name: str) -> str:
         alarms = [one for one in operator.told("/status", name)["alarms"] if one["name"] == "push-stuck"]
-        # Sessions of other tests may still be told.
+        # Alarms about sessions of other tests may still be reported.
         return next((one["text"] for one in alarms if "session stopped " in one["text"]), "")
 
     tls = nodes.certificate("publisher", "stopped")
@@ -180,10 +184,10 @@ def test_stopped_push_process_raises_push_stuck_alarm_on_each_node_until_resumed
 
 
 def push_of(directory: str) -> int:
-    """The process that pushes that session."""
+    """Return the id of the process that pushes this session."""
     for process in find_push_processes():
         if process.stopped() is None:
-            with contextlib.suppress(rt.RtError):  # That of another test may have ended.
+            with contextlib.suppress(rt.RtError):  # A push process of another test may have ended.
                 answer = process.ask(ListRequested(), seconds=WAIT_S)
                 if isinstance(answer, PushesListed) and directory in {one.directory for one in answer.pushes}:
                     return process.pid

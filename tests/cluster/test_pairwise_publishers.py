@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def senders(faults: Faults, tmp_path: Path) -> Iterator[list[Sender]]:
-    """Three publishers, each of which reaches a different two of the nodes."""
+    """Start three publishers. Each one reaches a different pair of nodes."""
     nodes = faults.nodes
     with contextlib.ExitStack() as running:
         for left_out, endpoint in zip(nodes.names, nodes.endpoints, strict=True):

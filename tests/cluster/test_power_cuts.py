@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 class Powered:
-    """Nodes that keep, aside, what they synced."""
+    """Nodes with a separate copy of their synced data."""
 
     def __init__(self, nodes: WiredNodes) -> None:
         self.nodes = nodes
@@ -32,7 +32,7 @@ class Powered:
                 self.nodes.start(name)
 
     def cut(self, *names: str) -> int:
-        """Cut the power of these nodes at once; how many files lost something by it."""
+        """Cut the power of these nodes at once; return how many files lost data."""
         self.nodes.kill(*names)
         return sum(cut_power(self.nodes.directory(name), self._kept(name)) for name in names)
 
@@ -42,7 +42,7 @@ class Powered:
 
 @pytest.fixture
 def powered() -> Iterator[Powered]:
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     try:
         with WiredNodes(root) as nodes:
             powered = Powered(nodes)
@@ -59,7 +59,7 @@ def test_replicated_messages_survive_power_loss_of_all_nodes(powered: Powered, t
     with faults.sender("kept") as kept, faults.sender("gone") as gone:
         faults.wait_flow(kept, gone)
         lost += powered.cut(*nodes.names)
-        gone.lose()  # What was replicated of it, only nodes can have.
+        gone.lose()  # Now only nodes can have its replicated messages.
         powered.start(*nodes.names)
         gone.start()
         faults.wait_flow(kept, gone)

@@ -42,7 +42,7 @@ def test_restarted_publisher_continues_with_majority_after_every_disk_was_replac
 
 
 def delete_merged_run(faults: Faults, sender: Sender) -> None:
-    """As the next start of the publisher does, whose run this one is; once all of it is merged."""
+    """Wait until the publisher's run is merged, then delete it, as the publisher does at its next start."""
     path = str(sender.directory)
     with contextlib.closing(LogWriter.open(path, read_identity(REAL, path))) as writer:
 

@@ -1,6 +1,6 @@
 """A cluster is upgraded and downgraded node by node under load, together with an earlier rt version.
 
-A cluster is upgraded node by node under load, and goes back. Nothing is lost, repeated or in another order.
+No message is lost, repeated or reordered.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EARLIER = "81db653e0dc08ecfa2ee930bc5f783a4623132ef"
-"""The commit of the earlier program: the first one that negotiates versions of files and protocols."""
+"""The commit of the earlier program: the first commit that negotiates versions of files and protocols."""
 EARLIER_VERSION = "0.1.0+earlier"
-"""How its nodes call themselves, so that /status says which program a node runs."""
+"""The version that its nodes report, so that /status shows which program a node runs."""
 WAIT_S = 300.0
 BATCHES = 3
-"""Each publisher publishes so many batches more in each mix of versions."""
+"""How many more batches each publisher publishes in each mix of versions."""
 
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the wheel of the earlier program in it, unpacked, for PYTHONPATH."""
+    """Return a directory for PYTHONPATH that contains the unpacked wheel of the earlier program."""
     from hatchling.builders.wheel import WheelBuilder
 
     if subprocess.run(
@@ -66,7 +66,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class MixedCluster(LocalCluster):
-    """Nodes of two programs: those in `earlier_nodes` run the earlier one."""
+    """Nodes of two programs. The nodes in `earlier_nodes` run the earlier program."""
 
     def __init__(self, root: Path, earlier: Path) -> None:
         super().__init__(root)
@@ -88,7 +88,7 @@ class MixedCluster(LocalCluster):
         self.wait_version(name)
 
     def refusal(self, name: str) -> str:
-        """Start a stopped node with the earlier program. Its error, with which it must end."""
+        """Start a stopped node with the earlier program, which must end with an error; return the error."""
         self.switch(name, is_earlier=True)
         self.start(name)
         assert self.wait_ended(name, timeout_s=WAIT_S) == 1
@@ -107,7 +107,7 @@ class MixedCluster(LocalCluster):
         (self.earlier_nodes.add if is_earlier else self.earlier_nodes.discard)(name)
 
     def wait_version(self, name: str) -> None:
-        """Until all nodes see this one ready, with the version of its program."""
+        """Wait until all nodes see this node ready, with the version of its program."""
         version = EARLIER_VERSION if name in self.earlier_nodes else rt.__version__
 
         def is_seen() -> bool:
@@ -123,7 +123,7 @@ class MixedCluster(LocalCluster):
         self.wait(is_seen, f"{name} to be ready with version {version}", timeout_s=WAIT_S)
 
     def replace_all(self, *, is_earlier: bool) -> Iterator[str]:
-        """Each node that runs the other program, the leader last. Yields after each."""
+        """Replace each node that runs the other program, the leader last; yield each name afterwards."""
         while others := [one for one in self.names if (one in self.earlier_nodes) != is_earlier]:
             leader = self.wait_ready()
             name = next((one for one in others if one != leader), leader)
@@ -132,7 +132,7 @@ class MixedCluster(LocalCluster):
 
 
 class Client:
-    """A publisher or a subscriber in a process of its own. It works until `stop`."""
+    """A publisher or a subscriber in a separate process. It works until `stop`."""
 
     def __init__(self, nodes: MixedCluster, role: Role, name: str, *, is_earlier: bool) -> None:
         assert role in {"publisher", "subscriber"}
@@ -156,7 +156,7 @@ class Client:
 
     @property
     def progress(self) -> dict[str, int]:
-        """Messages of each session that it has published, and that are merged, or that it has read."""
+        """Return the number of messages for each session: published and merged ones, or read ones."""
         assert self._process.status is None, (self.name, self._stderr.read_text()[-2000:])
         try:
             found: dict[str, Any] = json.loads((self._state / "progress").read_text())
@@ -166,7 +166,7 @@ class Client:
         return found
 
     def stop(self) -> dict[str, int]:
-        """Its last progress."""
+        """Stop the client; return its last progress."""
         (self._state / "stop").touch()
         status = self._process.wait(WAIT_S)
         assert status == 0, (self.name, status, self._stderr.read_text()[-2000:])
@@ -188,13 +188,15 @@ class Load:
         self._publishers, self._subscribers = made[:2], made[2:]
 
     def go_on(self) -> None:
-        """Wait until each publisher has published some batches more, and all subscribers have read them."""
+        """Wait until each publisher has published more batches and all subscribers have read them."""
         step = BATCHES * upgrade_client.BATCH
         wanted = {one.name: one.progress.get(one.name, 0) + step for one in self._publishers}
         self._wait_read(wanted)
 
     def stop(self) -> int:
-        """Stop the publishers, and the subscribers when they have everything; the number of messages."""
+        """Stop the publishers, then the subscribers once they have everything; return the number of
+        messages.
+        """
         published = {name: count for one in self._publishers for name, count in one.stop().items()}
         self._wait_read(published)
         for subscriber in self._subscribers:
@@ -255,13 +257,14 @@ def test_feature_level_is_raised_once_all_members_know_it_and_earlier_node_then_
         load.go_on()
 
         assert nodes.stop("n3") == {"n3": 0}
-        assert f"in {nodes.directory('n3')}/raft" in nodes.refusal("n3")  # In a command or in a snapshot.
+        # The level is in a command or in a snapshot.
+        assert f"in {nodes.directory('n3')}/raft" in nodes.refusal("n3")
         load.go_on()
         nodes.restart("n3")
         load.go_on()
         count = load.stop()
 
-    # After a reset the level is in all snapshots. A blank node gets that of a peer.
+    # After a reset, all snapshots contain the level. A blank node gets the snapshot of a peer.
     assert nodes.stop("n3") == {"n3": 0}
     told(nodes, "/soft-reset", {})
     nodes.wait(

@@ -31,7 +31,7 @@ time.sleep(3600)
 
 
 def session_of(nodes: WiredNodes, name: str, session: str) -> dict[str, Any]:
-    """The newest incarnation, as a node knows it."""
+    """Return the newest incarnation of a session, as a node knows it."""
     found: list[dict[str, Any]] = told(nodes, f"/sessions?name={session}", by=name)
     return found[-1] if found else {"maxSilenceSeconds": -1}
 
@@ -43,7 +43,7 @@ def alarm(nodes: WiredNodes, name: str, session: str) -> str:
 
 
 def kill_promising(nodes: WiredNodes, root: Path, session: str, tls: TLS) -> None:
-    """Start a publisher that promises a message each second; kill it when its first one is merged."""
+    """Start a publisher that promises a message each second; kill it when its first message is merged."""
     paths = [str(path) for path in (root, session, tls.ca, tls.cert, tls.key)]
     arguments = [sys.executable, "-c", PUBLISHER, paths[0], session, *paths[2:], *nodes.endpoints]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:

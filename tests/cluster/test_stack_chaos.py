@@ -18,19 +18,19 @@ from sequencer.localcluster.processes import nothing_left
 pytestmark = pytest.mark.slow
 
 LIVE_S = 120.0
-"""A machine that does much else is slow; what never comes does not come by then either."""
+"""Long enough for a loaded machine. If an event has not happened by then, it never happens."""
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    made = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     with nothing_left():
         yield made
     shutil.rmtree(made)
 
 
 def test_stack_merges_every_published_message_despite_each_kind_of_fault(root: Path) -> None:
-    """A short deck: each kind of fault happens, most of them once."""
+    """In a short deck, each kind of fault happens, most kinds once."""
     chaos = StackChaos(root, decks=1, seed=5, live_s=LIVE_S, is_short=True)
     outcome = chaos.run()
     assert outcome.problems == [], str(outcome)

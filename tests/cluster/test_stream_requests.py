@@ -92,7 +92,7 @@ def publish(root: Path, nodes: LocalCluster, numbers: range) -> None:
 
 
 class Host:
-    """A host of streams, with the consumers that it makes."""
+    """A host of streams, with the consumers that it creates."""
 
     def __init__(self, root: Path, nodes: LocalCluster, name: str, act: Any = None) -> None:
         tls = nodes.certificate("subscriber", "hosts", lease_groups=["g"])
@@ -130,7 +130,7 @@ class Host:
 
 
 class Operator:
-    """`rt streams …`, as an operator calls it."""
+    """An operator that calls `rt streams …`."""
 
     def __init__(self, nodes: LocalCluster, role: Any = "operator") -> None:
         tls = nodes.certificate(role, "op")
@@ -224,7 +224,7 @@ def test_operator_lists_resets_resumes_and_ends_subscriptions(root: Path, nodes:
             assert (status, "no such position" in output) == (1, True)
             status, output = await operator.run("subscriptions", "end", "nobody")
             assert (status, "no such subscription" in output) == (1, True)
-        # No host is there any more.
+        # No host runs any more.
         listed = await operator.listed()
         assert [each["state"] for each in listed["subscriptions"]] == ["waiting"]
         assert (listed["owner"], listed["lease"]) == ("", "g/queue/q")
@@ -272,7 +272,7 @@ def test_paused_queue_delivers_no_events_on_its_next_owner_until_resumed(
 
 
 class HostProcesses:
-    """Hosts as processes of their own, one at a time: `stream_host.py`."""
+    """Hosts as separate processes (`stream_host.py`), one at a time."""
 
     def __init__(self, root: Path, nodes: LocalCluster) -> None:
         self._root, self.out = root, root / "out"
@@ -328,7 +328,7 @@ def test_requests_are_served_exactly_once_if_host_is_killed(
         asking = [asyncio.create_task(ask(request)) for request in asked]
         if moment == "when it has answered one":
             await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-        else:  # All are posted some time after that.
+        else:  # This gives the tasks time to post their requests.
             found = await calls.post_request(
                 lease, b"last" * 4, QueueRequest("end", "nobody").encode(), WAIT_S
             )

@@ -1,9 +1,9 @@
 """Every code block of README and docs runs, parses or fits its schema, some on a real cluster.
 
-The `python` and `console` blocks of a page are run in order, in a temporary directory. Blocks with the
-mark `cluster` run on real nodes for the pages of `ON_A_CLUSTER`: `node1:5002` stands for the endpoint of a
-node, `/var/lib` and `/etc/rt` for directories, and `NAME.crt` for a certificate, whose name tells its role.
-For other pages they are compiled, their imports are made, and their `rt` command lines are parsed.
+The `python` and `console` blocks of a page run in order, in a temporary directory. For the pages in
+`ON_A_CLUSTER`, blocks with the mark `cluster` run on real nodes. There `node1:5002` stands for the endpoint
+of a node, `/var/lib` and `/etc/rt` for directories, and `NAME.crt` for a certificate, whose name gives its
+role. For other pages, the test compiles these blocks, runs their imports and parses their `rt` command lines.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def runnable(page: str, *, with_cluster: bool) -> list[Block]:
 
 
 def run(found: list[Block], directory: Path, texts: list[str] | None = None) -> None:
-    """Run the blocks in a process of their own; all that they start is killed at the end."""
+    """Run the blocks in a separate process; at the end, kill all processes that they started."""
     directory.mkdir(exist_ok=True)
     if (ROOT / "examples").is_dir():
         (directory / "examples").symlink_to(ROOT / "examples")
@@ -135,7 +135,7 @@ def test_code_blocks_of_page_run_on_cluster(page: str, tmp_path: Path) -> None:
 
 
 def write_node_settings(page: str, found: list[Block], directory: Path) -> list[str]:
-    """Give all of the page free ports, and write them where `rt node` and `rt dev` find them."""
+    """Assign free ports to everything on the page, and write them where `rt node` and `rt dev` find them."""
     settings = [block.text for block in blocks(page) if block.language == "toml"]
     used = sorted(
         set(re.findall(r"127\.0\.0\.1:(\d+)", "\n".join([*settings, *(one.text for one in found)])))

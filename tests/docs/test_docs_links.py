@@ -27,7 +27,7 @@ _ID = re.compile(r'\b(?:id|name)="([^"]+)"')
 
 
 def prose(page: str) -> str:
-    """A page without blocks of code and comments."""
+    """Return a page without code blocks and comments."""
     return _COMMENT.sub("", _CODE.sub("", (ROOT / page).read_text(encoding="utf-8")))
 
 
@@ -38,7 +38,9 @@ def links(page: str) -> Iterator[str]:
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors that GitHub and the docs site give to headings; of two that are the same, the first."""
+    """Return the anchors that GitHub and the docs site give to headings. For equal headings, return the first
+    one.
+    """
     text = prose(page)
     return {slug(heading) for heading in _HEADING.findall(text)} | set(_ID.findall(text))
 

@@ -94,7 +94,7 @@ def test_streams_host_prints_every_event(prices: Path) -> None:
         printed = [host.stdout.readline() for _ in expected]
         host.kill()
     assert printed == expected
-    run("streams_host", "--seconds", "0", cwd=prices)  # It ends by itself.
+    run("streams_host", "--seconds", "0", cwd=prices)  # The program ends by itself.
 
 
 def test_streams_subscription_continues_after_its_last_event_when_restarted(prices: Path) -> None:
@@ -107,7 +107,8 @@ def test_streams_subscription_continues_after_its_last_event_when_restarted(pric
         return lines
 
     assert printed(5)[-1] == "trades/IBM 4 b'103'\n"
-    run("streams_subscription", "--stream", "trades/IBM", "--seconds", "1.5", cwd=prices)  # It ends in order.
+    # The program ends cleanly.
+    run("streams_subscription", "--stream", "trades/IBM", "--seconds", "1.5", cwd=prices)
     run("publisher_service", "--topic", "trades/IBM", cwd=prices, stdin="104\n")
     assert printed(1) == ["trades/IBM 5 b'104'\n"]
 

@@ -77,7 +77,7 @@ def test_commands_of_page_start_three_nodes_on_one_machine(root: Path) -> None:
 
 
 def told(nodes: LocalCluster, name: str, target: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-    """Status and body; status 0 while the node does not answer."""
+    """Return status and body; the status is 0 if the node does not answer."""
     method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
     try:
         endpoint = f"127.0.0.1:{nodes.data_ports[name]}"
@@ -122,7 +122,7 @@ def test_backup_taken_under_load_restores_prefix_of_lost_log(root: Path) -> None
         lost = Path(shutil.copytree(nodes.merged_directory(leader), root / "lost"))
         for name in nodes.names:
             nodes.wipe(name)
-            nodes.directory(name).mkdir()  # As `install -d` of the page makes it.
+            nodes.directory(name).mkdir()  # The page creates it with `install -d`.
         subprocess.run(["cp", "-aT", root / "backup", nodes.directory(saved)], check=True)
         nodes.start()
 
@@ -151,7 +151,7 @@ def test_backup_taken_under_load_restores_prefix_of_lost_log(root: Path) -> None
 
 
 def test_commands_of_page_add_remove_and_replace_members(root: Path) -> None:
-    """`n4` is added and removed, then `n5` replaces `n3`, whose machine is gone."""
+    """`n4` is added and removed, then `n5` replaces `n3`, whose machine is lost."""
     lines = [
         line for block in blocks(PAGE) for line in block.text.splitlines() if line.startswith("$ rt member ")
     ]

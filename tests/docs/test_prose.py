@@ -1,10 +1,9 @@
 """Pages, command help, error texts and log records avoid the listed words and phrases.
 
-Checked are the pages, the help of the command line, the texts of errors and of log records. Code spans, code
-blocks and comments of pages are left out.
+The test ignores code spans, code blocks and comments of pages.
 
-`tests/testdata/prose/allowed.txt` lists what is still there, as `path: word`. It only shrinks: an entry that
-is no longer needed fails the test, and `--rewrite` removes such entries without adding any.
+`tests/testdata/prose/allowed.txt` lists the remaining uses, as `path: word`. It only shrinks: an unneeded
+entry fails the test, and `--rewrite` removes such entries without adding any.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception", "cr
 
 
 class Rule(NamedTuple):
-    """A word or phrase that is not used, the pattern that finds it, and what to write instead."""
+    """A word or phrase to avoid, the pattern that finds it, and its replacement."""
 
     word: str
     pattern: re.Pattern[str]
@@ -86,7 +85,7 @@ def problems(text: str) -> Iterator[Rule]:
     return (rule for rule in RULES if rule.pattern.search(line))
 
 
-# What is read
+# Texts to check
 
 
 def page_texts() -> Iterator[tuple[str, str]]:
@@ -130,7 +129,7 @@ def sources() -> Sources:
 
 
 def _name(node: ast.expr | None) -> str:
-    """The last word of a dotted name, also of one in quotes."""
+    """Return the last part of a dotted name. The name may be in quotes."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value.rpartition(".")[2]
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -152,7 +151,7 @@ def error_classes(modules: Sources) -> set[str]:
 
 
 def error_texts(modules: Sources) -> Iterator[tuple[str, str]]:
-    """The literals given to an error, or to a function of the same module that returns one."""
+    """The literals passed to an error, or to a function of the same module that returns an error."""
     classes = error_classes(modules)
     for path, nodes in modules.items():
         makers = {
@@ -168,7 +167,7 @@ def error_texts(modules: Sources) -> Iterator[tuple[str, str]]:
 
 
 def _literal(node: ast.expr) -> str:
-    """The text of all literals in an expression; a value in a text is "…"."""
+    """The text of all literals in an expression, with "…" for each value in a text."""
     texts = []
     for one in ast.walk(node):
         if isinstance(one, ast.JoinedStr):

@@ -107,7 +107,7 @@ def node() -> Iterator[LocalCluster]:
             nodes.wait_ready()
             yield nodes
     finally:
-        signal.signal(signal.SIGTERM, before)  # The program has set a handler.
+        signal.signal(signal.SIGTERM, before)  # The program has set its own handler.
         shutil.rmtree(root)
 
 
@@ -116,7 +116,7 @@ def node() -> Iterator[LocalCluster]:
 def test_failover_engine_of_page_publishes_each_result_once_over_two_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: LocalCluster, postgres: PostgresServer
 ) -> None:
-    """It ends when the result is merged; then its lease and its store are free for the next one."""
+    """The program ends when the result is merged. Its lease and its store are then free for the next run."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(program_of(PAGE), names)  # noqa: S102 - our own page

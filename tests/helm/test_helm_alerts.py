@@ -22,16 +22,16 @@ DAY = 86400
 GIB = 1 << 30
 
 Series = dict[str, str]
-"""By name and labels: values by the minute, as promtool's tests write them."""
+"""Values by the minute for each name with labels, in the format of promtool's tests."""
 
 
 def nodes(metric: str, *values: str) -> Series:
-    """One series a node."""
+    """Return one series for each node."""
     return {f'{metric}{{job="rt",instance="n{number}"}}': value for number, value in enumerate(values, 1)}
 
 
 def peers(*connected: tuple[str, str, int]) -> Series:
-    """(node, peer, whether it is connected)."""
+    """Return one series for each (node, peer, whether it is connected)."""
     return {
         f'rt_peer_connected{{job="rt",instance="{node}",peer="{peer}"}}': f"{is_connected}x40"
         for node, peer, is_connected in connected
@@ -51,7 +51,7 @@ def certificate(days: float) -> Series:
 
 
 def members(metric: str, values: str) -> Series:
-    """One series a node, of the member n3."""
+    """Return one series for each node, about the member n3."""
     return {f'{metric}{{job="rt",instance="n{number}",member="n3"}}': values for number in (1, 2)}
 
 
@@ -62,7 +62,7 @@ def stopped(value: int) -> Series:
 
 
 def queues(metric: str, *values: str, labels: str = "") -> Series:
-    """One series a host of streams, of the queue q."""
+    """Return one series for each host of streams, about the queue q."""
     return {
         f'{metric}{{job="rt",provider="p",host="h{number}",queue="q"{labels}}}': value
         for number, value in enumerate(values, 1)
@@ -255,7 +255,7 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
     "RtCertificateExpires": ([certificate(13)], [certificate(15), certificate(2)]),
     "RtCertificateExpiresSoon": ([certificate(2), certificate(-1)], [certificate(4)]),
 }
-"""For each alert: what it fires for after half an hour, and what it does not."""
+"""For each alert: series for which it fires after half an hour, and series for which it does not."""
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -339,7 +339,7 @@ def test_alerts_fire_in_bad_cases_and_not_in_good_ones(tmp_path: Path) -> None:
     ]
     test: dict[str, Any] = {"interval": "1m", "input_series": [], "promql_expr_test": []}
     for number, (name, series, is_bad) in enumerate(cases):
-        job = f"case{number}"  # Each is a stream of its own.
+        job = f"case{number}"  # Each case is a separate stream.
         for key, values in series.items():
             key = key.replace('job="rt"', f'job="{job}"')
             test["input_series"].append({"series": key, "values": values})

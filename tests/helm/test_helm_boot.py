@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def grown() -> Iterator[tuple[Pods, Feed]]:
-    """A stream that was installed with one node, and upgraded to three while messages were published."""
+    """Start a stream with one node, and upgrade it to three nodes while messages are published."""
     root = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
     with nothing_left():
         pods = Pods(root, {**VALUES, "replicaCount": 1})
@@ -44,7 +44,7 @@ def grown() -> Iterator[tuple[Pods, Feed]]:
 
 
 def grow(pods: Pods, feed: Feed) -> None:
-    """What an upgrade does: it starts the nodes, and a job adds them."""
+    """Do the steps of an upgrade: start the nodes, and run the job that adds them."""
     pods.upgrade({"replicaCount": 3, "scaling": {"raiseFeatureLevel": True}})
     assert pods.jobs("pre-upgrade") == []
     _, *others = pods.names
@@ -78,13 +78,13 @@ def test_helm_test_pod_publishes_and_reads_message(grown: tuple[Pods, Feed]) -> 
 def test_rolling_restart_under_load_with_lost_volume_loses_no_messages(
     grown: tuple[Pods, Feed],
 ) -> None:
-    """Nor does it when, in the midst of that, a host is lost with its volume."""
+    """During the restart, a host is lost with its volume."""
     pods, feed = grown
     checksum, lost = pods.checksum, pods.names[1]
     pods.upgrade({"config": {"rollBytes": "64Mi", "retention": {"minutes": 600}}})
     assert pods.checksum != checksum
 
-    for pod in reversed(pods.names):  # As the controller of StatefulSets does.
+    for pod in reversed(pods.names):  # The controller of StatefulSets uses this order.
         feed.send()
         if pod == lost:
             pods.kill(pod)

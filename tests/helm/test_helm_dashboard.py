@@ -16,7 +16,7 @@ FILES = {
     "rt.json": (node_metrics(), "rt_info"),
     "rt-streams.json": (stream_metrics(), "rt_streams_queue_owned"),
 }
-"""The dashboards: the metrics of each, and the one that tells streams apart."""
+"""The dashboards, with the metrics of each and the metric that distinguishes streams."""
 TEXTS = {name: (HELM / "dashboards" / name).read_text() for name in FILES}
 DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in TEXTS.items()}
 SHOWN = [
@@ -30,7 +30,7 @@ each_dashboard = pytest.mark.parametrize("name", FILES)
 
 
 def expressions(name: str) -> list[tuple[str, str]]:
-    """The title of a panel, and what it asks for."""
+    """Return each query of a dashboard, with the title of its panel."""
     panels = [panel for panel in DASHBOARDS[name]["panels"] if panel["type"] != "row"]
     return [(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]]
 

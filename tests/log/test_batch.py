@@ -47,7 +47,7 @@ def header_of(data: bytes) -> BatchHeader:
 
 
 def dumb_crc32c(data: bytes, start: int = 0) -> int:
-    """The definition, bit by bit: the polynomial 0x1EDC6F41, reflected."""
+    """Compute CRC-32C bit by bit from its definition: the reflected polynomial 0x1EDC6F41."""
     crc = start ^ 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -183,7 +183,7 @@ def test_expand_of_unknown_flags_raises_unknown_codec(flags: int) -> None:
         expand(memoryview(bytes(header.total_bytes)), [(0, header)])
 
 
-# Frames that lie. What is announced in the header is what a checked header may announce.
+# Frames with a false size. The header announces only what a checked header may announce.
 
 PLAIN = columns([0, 1000], [0], [], [0, 1], b"t")
 VALUES = bytes(1000)
@@ -202,7 +202,9 @@ def skippable(size: int) -> bytes:
 
 
 def one_block(said: int, held: int) -> bytes:
-    """A frame whose header says `said` bytes and whose one block is `held` times the letter a."""
+    """Return a frame whose header announces `said` bytes. Its only block repeats the letter a `held`
+    times.
+    """
     block = (held << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"a"
     return b"\x28\xb5\x2f\xfd\xa0" + said.to_bytes(4, "little") + block
 
@@ -313,7 +315,7 @@ MANY = header_of(batch([Said("t", b"a"), Said("u", b"b"), Said("t", b"c")]))
 
 
 def sized(header: BatchHeader, **fields: int) -> BatchHeader:
-    """`header` with `fields`, whose stored sizes and total follow where they are not given."""
+    """Return `header` with `fields`. The stored sizes and the total are computed if they are not given."""
     new = header._replace(**fields)
     if "columns_stored" not in fields:
         new = new._replace(columns_stored=new.columns_bytes)

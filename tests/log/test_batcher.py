@@ -24,7 +24,7 @@ SIZES = st.lists(st.integers(0, 3000), max_size=12)
 
 
 def messages(draft: BatchDraft) -> list[tuple[bytes, int, str]]:
-    """What the draft holds: value, timestamp and topic of each message."""
+    """Return the value, timestamp and topic of each message in the draft."""
     count = len(draft.offsets) - 1
     at = [0] * count if draft.topic_index is None else draft.topic_index
     return [
@@ -76,7 +76,7 @@ def test_cut_values_follow_pending_messages_in_order_and_fill_their_batch(
 
 
 def cut(sizes: list[int], *, after: PendingBatch, batch_bytes: int) -> list[int]:
-    """How many messages each batch has; the rest is not cut."""
+    """Return the number of messages in each batch. The remaining messages are not cut."""
     many = BulkMessages([bytes(size) for size in sizes], "", np.zeros(len(sizes), np.int64))
     return [
         draft.message_count

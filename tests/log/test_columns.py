@@ -41,7 +41,7 @@ codecs = st.sampled_from([CODEC_NONE, CODEC_NONE, CODEC_ZSTD])
 
 
 class Part:
-    """A batch to be decoded: its messages, and how it is placed."""
+    """A batch to decode: its messages and its position in the log."""
 
     def __init__(
         self, said: list[Said], *, number: int, position: int, skip: int = 0, session: int = 0, codec: int = 0
@@ -75,7 +75,7 @@ parts = st.builds(
 def placed(
     datas: Sequence[bytes], parts: Sequence[Part] = (), before: int = 0
 ) -> tuple[np.ndarray, list[PlacedBatch]]:
-    """The batches in one buffer, `before` bytes from its start, as a scanner would place them."""
+    """Put the batches in one buffer, `before` bytes from its start, as a scanner does."""
     found, at = [], before
     for index, data in enumerate(datas):
         header = BatchHeader._make(HEADER.unpack_from(data))
@@ -106,7 +106,7 @@ def heard(batch: MessageBatch | None) -> list[Heard]:
 
 
 def check_whole(batch: MessageBatch | None) -> None:
-    """What must be true of every batch that is handed out."""
+    """Check what must be true for every delivered batch."""
     if batch is None:
         return
     assert len(batch) > 0
@@ -178,7 +178,7 @@ def test_batch_with_up_to_65535_topics_is_decoded(count: int, codec: int) -> Non
 
 
 def test_batch_of_one_topic_decodes_at_end_of_buffer() -> None:
-    """Its messages have no topic index: looking for one would reach past the buffer."""
+    """Its messages have no topic index. Reading one would reach past the buffer."""
     many = [Said("t", b"", n) for n in range(100)]
     two = [Said("a", b""), Said("b", b"")]
     buffer, batches = placed([batch(two), batch(many, first=2)])
@@ -303,7 +303,7 @@ def test_groups_keep_batch_order_and_are_maximal_within_size_limits(sizes: list[
         plain = [sizes[one.start] for one in group]
         assert len(group) == 1 or (max(plain) <= 64 * 1024 and sum(plain) <= 16 * 2**20)
     for earlier, later in itertools.pairwise(found):
-        # No group ends for nothing: the next batch is large, or would not fit, or this one is large.
+        # A group ends only if the next batch is large or would not fit, or if this group's batch is large.
         plain = [sizes[one.start] for one in earlier]
         follows = sizes[later[0].start]
         assert max(*plain, follows) > 64 * 1024 or sum(plain) + follows > 16 * 2**20
@@ -408,11 +408,13 @@ def test_to_arrow_without_pyarrow_raises_error_with_install_command(monkeypatch:
         whole.to_arrow()
 
 
-# Hostile columns: the checksums hold and the header is allowed, but no writer of ours makes what they say
+# Hostile columns: the checksums and the header are valid, but no writer of rt creates such contents
 
 
 def offsets(*ends: int) -> bytes:
-    """A batch of messages that end at `ends`, of one topic, with as many value bytes as the last one says."""
+    """Return a batch of one topic whose messages end at `ends`. It has as many value bytes as the last
+    end.
+    """
     good = columns([0, *ends], [0] * len(ends), [], [0, 1], b"t")
     return forge(good, bytes(max(ends[-1], 0)), message_count=len(ends))
 
@@ -516,7 +518,7 @@ def test_hostile_columns_are_rejected_when_compressed(hostile: bytes, says: str)
     )
     data = HEADER.pack(*stored) + b"".join(part + padding(len(part)) for part in frames)
     for datas in ([data], [GOOD, data], [data, GOOD]):
-        # A scanner refuses what compressing makes larger, as here; the columns must be refused anyway.
+        # A scanner refuses data that grows when compressed, as here. The columns must be refused anyway.
         found, at = [], 0
         for one in datas:
             found.append(PlacedBatch(at, BatchHeader._make(HEADER.unpack_from(one)), 0, 0, 0, 0, at))
@@ -526,7 +528,9 @@ def test_hostile_columns_are_rejected_when_compressed(hostile: bytes, says: str)
 
 
 def test_topic_dictionary_is_not_reused_for_same_bytes_with_another_topic_count() -> None:
-    """Batches share what was read of the same bytes; the number of topics in them is not one of the bytes."""
+    """Batches with the same topic bytes share the decoded topics. The topic count is not among these
+    bytes.
+    """
     one = columns([0, 0, 0], [0, 0], [0, 0], [0, 8], b"12345678")
     many = forge(one, message_count=2, topic_count=2)
     alone = forge(columns([0, 0], [0], [], [0, 8], b"12345678"))
@@ -536,7 +540,7 @@ def test_topic_dictionary_is_not_reused_for_same_bytes_with_another_topic_count(
 
 
 def test_valid_forged_batches_are_decoded() -> None:
-    """The hostile ones are refused for what they say, not for how they are made."""
+    """The hostile batches are refused for their contents, not for the way they are made."""
     for good in (
         offsets(1, 1, 3),
         topic_index(0, 1, 0),
@@ -573,7 +577,7 @@ def test_topic_repeated_in_dictionary_is_decoded() -> None:
 
 @st.composite
 def broken(draw: st.DrawFn) -> list[bytes]:
-    """Batches of which one has some bytes of its columns, or words of them, changed."""
+    """Draw batches and change some bytes or words in the columns of one of them."""
     datas = [part.data for part in draw(st.lists(parts.filter(is_plain), min_size=1, max_size=3))]
     which = draw(st.integers(0, len(datas) - 1))
     data = bytearray(datas[which])
@@ -621,7 +625,7 @@ def every_single_bit(data: bytes, start: int, end: int) -> Iterator[bytes]:
 
 
 def test_columns_with_any_flipped_bit_are_rejected_or_decode_to_valid_batch() -> None:
-    """With checksums that hold: as if the publisher's memory had failed before it wrote."""
+    """The checksums are valid, as if the publisher's memory had failed before the write."""
     data = batch([Said("a", b"xy"), Said("bc", b""), Said("a", b"z")])
     (columns_bytes,) = struct.unpack_from("<I", data, 56)
     refused = 0

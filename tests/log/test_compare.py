@@ -25,7 +25,7 @@ CLUSTER = b"cluster of test."
 
 
 def publish(root: Path, batches: int, *, start: int = 0, session: str = "feed", size: int = 2000) -> Path:
-    """Batches of three messages, one a segment."""
+    """Publish batches of three messages, one batch a segment."""
     with rt.Publisher(
         root, "s", publisher_id=session, roll_bytes=3 * size, linger_ms=60_000, batch_bytes=16 * 2**20
     ) as publisher:
@@ -40,7 +40,7 @@ def copy(source: Path, name: str) -> Path:
 
 
 def cut(directory: Path, *, keep: int) -> None:
-    """Make the log as short as it was when it had `keep` segments of one batch, the last of them growing."""
+    """Restore the state of the log when it had `keep` segments of one batch, the last of them active."""
     table = read_table(REAL, str(directory))
     assert table is not None
     for segment in sorted(directory.glob("log.0.*"), key=lambda path: int(path.suffix[1:]))[keep:]:
@@ -162,7 +162,7 @@ def test_sealed_segment_longer_in_another_copy_differs_at_its_end(tmp_path: Path
 
 
 def continued(directory: Path) -> bytes:
-    """One more batch that verifies behind the newest segment."""
+    """Return one more batch that verifies after the end of the newest segment."""
     newest = list_segments(REAL, str(directory))[-1]
     header = read_header(REAL, str(directory), newest)
     assert header is not None

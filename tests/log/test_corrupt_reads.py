@@ -96,7 +96,7 @@ def test_poll_returns_messages_before_undecodable_batch_then_raises_gap() -> Non
 
 
 def with_one_undecodable_batch() -> MemoryDisk:
-    """Ten batches of a message each; number 3 has a flag that this rt does not know."""
+    """Return a disk with ten batches of one message. Number 3 has a flag that this rt does not know."""
     disk = MemoryDisk()
     writer = LogWriter.open(DIRECTORY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
     writer.start(SegmentId(0, 0), first=0)
@@ -210,7 +210,7 @@ def test_disk_error_while_reading_raises_storage_error(
     left = disk.after_power_cut("all")
 
     def attempt(at: int) -> bool:
-        """Whether the call `at` was reached; an `OSError` gets through to pytest."""
+        """Return whether call number `at` was reached. An `OSError` would fail the test."""
         disk = left.after_power_cut("all")
         disk.fail(operation, at=at, error=errno.EACCES)
         before = disk._calls[operation]

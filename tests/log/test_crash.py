@@ -1,7 +1,7 @@
 """After a power cut at any disk change of a publisher, all flushed messages are there, once and in order.
 
-What `flush` returned for must be there afterwards, whole, once and in order; whatever else is there must be
-what was published next. Recovery is cut as well.
+After `flush` returned, its messages must survive: complete, once and in order. Any further messages must be
+those published next. Recovery is cut as well.
 """
 
 import pytest
@@ -23,7 +23,7 @@ def value_of(number: int) -> bytes:
 
 
 class Publishing:
-    """A publisher whose disk may lose its power: nothing runs in the background."""
+    """A publisher whose disk may lose power. Nothing runs in the background."""
 
     def __init__(self, disk: MemoryDisk, **options) -> None:
         self.publisher = rt.Publisher(
@@ -38,7 +38,7 @@ class Publishing:
 
 
 def publish(publisher: rt.Publisher, log: Log, count: int) -> None:
-    """Publish `count` messages and note, once they are flushed, how many are promised in all."""
+    """Publish `count` messages and flush them; record the total number that must survive."""
     for _ in range(count):
         number = publisher.publish(value_of(publisher.next_number), topic=f"t{publisher.next_number % 3}")
     publisher.flush()
@@ -51,7 +51,7 @@ def read_all(disk: MemoryDisk) -> list[rt.Message]:
 
 
 def check(disk: MemoryDisk, log: Log) -> None:
-    """Reopen twice: the first recovers, the second must find nothing left to do."""
+    """Reopen the log twice: the first time recovers it, the second must find nothing to do."""
     promised = max(log, default=0)
     with Publishing(disk) as publisher:
         end = publisher.next_number
@@ -126,7 +126,7 @@ def roll_and_trim(disk: MemoryDisk, log: Log) -> None:
 @pytest.mark.parametrize(
     ("run", "checked", "seeds"),
     [
-        (publish_and_flush, check, [2]),  # The other seeds of these are below, where recovery is cut as well.
+        (publish_and_flush, check, [2]),  # The other seeds are below, where recovery is cut as well.
         (publish_and_roll, check, [2]),
         (publish_in_three_lives, check, [2]),
         (roll_and_trim, check, [2]),

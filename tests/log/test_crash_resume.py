@@ -1,7 +1,7 @@
 """After a power cut at any disk change of a receiver or merger, durable data stays and the log resumes.
 
-The log is opened again with `resume`, goes on where it is, and becomes the very bytes of one that nothing
-interrupted.
+The tests reopen the log with `resume` and continue it. Its bytes must then equal those of an uninterrupted
+log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def clock() -> int:
     return 1_700_000_000_000_000_000
 
 
-# A copy of a session: three segments of two lives
+# A copy of a session: three segments of two runs
 
 RUNS = [[Said("t", b"%d" % n + bytes(n * 400), n)] * (n + 1) for n in range(4)]
 HEADERS = [
@@ -55,7 +55,7 @@ def batch_at(data: bytes, at: int) -> bytes:
 
 
 class Marking(SessionScanner):
-    """A scanner that keeps the marks it makes, as a receiver's does."""
+    """A scanner that keeps the batch boundaries that it finds, as a receiver's scanner does."""
 
     def __init__(self, header: SegmentHeader) -> None:
         super().__init__(header, marks=True)
@@ -68,7 +68,7 @@ class Marking(SessionScanner):
 
 
 class Receiving:
-    """A receiver that takes one step after the other: start, append and sync, seal."""
+    """A receiver that takes one step at a time: start, append and sync, seal."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self.scanner: Marking | None = None
@@ -83,7 +83,7 @@ class Receiving:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which of the segments, and how far."""
+        """Return the index of the segment and the offset in it."""
         writer = self.writer
         if writer.last_id is None:
             return 0, 0
@@ -155,7 +155,7 @@ def receive_once_more(disk: MemoryDisk, log: Log) -> None:
     receive(disk, log, 2)
 
 
-# A merged log: blocks whose batches are copied from a file beside it
+# A merged log whose blocks copy their batches from a file beside it
 
 RANGES = [
     Range(1, tuple(map(tuple, RUNS)), number=0),
@@ -259,7 +259,7 @@ def merge_once_more(disk: MemoryDisk, log: Log) -> None:
 
 
 def test_power_cut_at_any_change_of_copy_loses_no_durable_data_and_copy_resumes() -> None:
-    """Those that receive in turns and trim are cut below, together with their recovery."""
+    """The receivers that take turns or trim are cut below, together with their recovery."""
     assert sweep(receive, check_copy, seeds=range(1)) > 100
 
 

@@ -32,7 +32,7 @@ class KeptFile:
 
 
 class KeptReads(RealDisk):
-    """Keeps all bytes that were read, so that addresses in them stay valid."""
+    """A disk that keeps all bytes that were read, so that addresses in them stay valid."""
 
     def __init__(self) -> None:
         self.reads: list[bytes] = []
@@ -41,7 +41,7 @@ class KeptReads(RealDisk):
         return cast("File", KeptFile(super().open(path, write=write), self.reads))
 
     def hold(self, start: int, size: int) -> bool:
-        """Whether `size` bytes from the address `start` on lie in one of the reads."""
+        """Return whether `size` bytes from the address `start` on lie within one of the reads."""
         return any(
             0 <= start - np.frombuffer(read, np.uint8).ctypes.data <= len(read) - size
             for read in self.reads
@@ -61,7 +61,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     feeds = Feeds(tmp_path_factory.mktemp("merged"))
-    for name in ("a", "c", "a"):  # "b" compresses.
+    for name in ("a", "c", "a"):  # Session "b" is compressed and not used here.
         feeds.publish(name, [b"%d" % number * 30 for number in range(5000)], "t", range(5000))
         feeds.merge(block_bytes=2**20)
     feeds.close()

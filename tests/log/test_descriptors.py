@@ -25,7 +25,7 @@ IDENTITY = LogIdentity(LogKind.SESSION, bytes(range(16)), "feed")
 
 
 class Descriptors:
-    """A disk of which each call that takes a descriptor counts; the `refused`-th and later raise."""
+    """A disk that counts each call that takes a descriptor. Call number `refused` and later ones raise."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -106,7 +106,7 @@ def test_failed_disk_error_hints_to_reopen_and_full_disk_error_to_retry() -> Non
 
 
 def grow(writer: LogWriter) -> None:
-    """Roll and trim: every kind of file of a log directory is made, replaced or removed."""
+    """Roll and trim, so that every kind of file of a log directory is created, replaced or removed."""
     roll = writer.end + 1
     writer.start(SegmentId(0, roll), first=writer.end, created_ns=1)
     writer.append([BatchFrames([bytes(64)], writer.end + 1, 1, 1)])
@@ -141,7 +141,7 @@ def test_writer_continues_with_same_segments_after_any_refused_descriptor() -> N
 
 
 def grow_again(writer: LogWriter) -> None:
-    """What `grow` does, from where it was refused."""
+    """Do what `grow` does, from the refused step on."""
     target = SegmentId(0, 3)
     if writer.active is None or writer.active.id != target:
         writer.start(target, first=writer.end, created_ns=1)
@@ -166,7 +166,8 @@ def test_segment_start_refused_for_descriptors_leaves_no_file_and_next_start_suc
         except TooManyFiles:
             assert "/s/log.0.1" not in memory.paths()
         disk.refused = None
-        writer.start(SegmentId(0, 2), first=0, created_ns=1)  # A copy whose source has trimmed the other one.
+        # The source of this copy has trimmed the other segment.
+        writer.start(SegmentId(0, 2), first=0, created_ns=1)
         writer.seal()
         writer.close()
         with closing(LogWriter.open("/s", IDENTITY, disk=disk, resume=True)) as writer:

@@ -30,7 +30,7 @@ def at(sequence: int) -> DurableEnd:
 
 
 def file_of(*records: DurableEnd) -> bytes:
-    """The file after the records were written one after the other."""
+    """Return the file after these records were written in order."""
     data = bytearray(2 * RECORD_BYTES)
     for record in records:
         place = record_place(record.sequence)

@@ -1,7 +1,7 @@
 """Golden files: version 1 of each format structure, byte for byte, and its dump.
 
-`pytest --rewrite` makes them anew. A change of them is a change of the format: without a new version it may
-only happen while nothing was released.
+`pytest --rewrite` creates them again. A changed file is a changed format. Before the first release the format
+may change without a new version.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def test_golden_batch_with_headers_encodes_and_decodes_unchanged(golden: Callabl
 
 
 def test_golden_zstd_batch_decodes_to_published_messages(golden: Callable[..., bytes]) -> None:
-    """Each version of zstd may find other bytes for the same content."""
+    """Each version of zstd may produce different bytes for the same content."""
     content = batch(COMPRESSED, first=1000, seed=PLACE, codec=CODEC_ZSTD)
     data = golden(f"{FOLDER}/batch_zstd", content, dump_one_batch(content), exact=False)
     assert messages_of(session_header(first=1000), data) == numbered(COMPRESSED, 1000)
@@ -284,7 +284,7 @@ def test_golden_directory_has_exactly_known_files_and_dumps() -> None:
     assert [path.name for path in GOLDEN.iterdir()] == ["v1"]
 
 
-# Decoding: the bytes of then give the values of then
+# Decoding: the stored bytes give the original values
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -334,7 +334,7 @@ def test_golden_batch_of_one_message_has_at_most_128_bytes_overhead() -> None:
     assert len(read("batch_empty_value")) == 88
 
 
-# Diagrams: what the modules say of their bytes is all of their bytes
+# Diagrams: the modules describe all of their bytes
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def directory_of(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """9,000 messages of 1 KiB and a few bytes, in several segments and two lives, with index hops."""
+    """9,000 messages of 1 KiB and a few bytes, in several segments and two runs, with index hops."""
     root = tmp_path_factory.mktemp("long")
     for run in range(2):
         with open_publisher(root, roll_bytes=3 * 2**20, batch_bytes=32 * 1024) as publisher:
@@ -300,7 +300,7 @@ def test_follower_raises_log_not_found_if_directory_is_moved(tmp_path: Path) -> 
 
 
 def trim(publisher: rt.Publisher, reason: TrimReason = TrimReason.TIME) -> int:
-    """Trim all but the active segment; the position the log starts at then."""
+    """Trim all segments except the active one; return the new start position of the log."""
     active = publisher._log.writer.active
     assert active is not None
     publisher._log.writer.trim(active.id, reason)
@@ -409,7 +409,7 @@ def test_oldest_trimmed_segments_are_removed_from_directory(
             assert numbers(reader) == list(range(first, 40))
 
 
-# Damage
+# Corruption
 
 
 def flip(path: Path, offset: int) -> None:

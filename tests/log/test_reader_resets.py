@@ -14,7 +14,7 @@ CLUSTER = bytes(range(16))
 
 
 class Log:
-    """Twenty messages in log.0.*, and twenty behind a reset in log.5.0."""
+    """Twenty messages in log.0.*, and twenty messages after a reset in log.5.0."""
 
     def __init__(self, root: Path, *, is_trimmed: bool) -> None:
         self.path = root / "merged"

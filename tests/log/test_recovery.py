@@ -41,7 +41,7 @@ STARTS = [len(session_bytes(HEADER, RUNS[:index])) for index in range(BATCHES + 
 
 
 def harm(data: bytes, line: str) -> bytes:
-    """What a line of the script does to the bytes behind the header; batches count from 0."""
+    """Apply a line of the script to the bytes after the header. Batches are counted from 0."""
     what, *numbers = line.split()
     which, *more = map(int, numbers)
     if what == "lengthen":

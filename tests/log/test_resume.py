@@ -61,7 +61,7 @@ def disk() -> MemoryDisk:
 
 @pytest.fixture
 def copy(disk: MemoryDisk) -> MemoryDisk:
-    """A copy of three batches, all synced, whose writer is gone."""
+    """Return a copy of three batches, all synced, whose writer is closed."""
     with contextlib.closing(open_replica(disk)) as writer:
         begin(writer)
         append(writer, 0, 1, 2)
@@ -167,7 +167,7 @@ def test_directory_of_another_log_is_rejected(
     if loses_table:
         copy.remove(f"{PATH}/segments")
         if error is rt.InvalidName and identity.kind is LogKind.SESSION:
-            return  # Names stand in the table alone.
+            return  # Only the table contains names.
     before = copy.read(f"{PATH}/log.0.0")
     with pytest.raises(error):
         open_replica(copy, identity=identity)
@@ -359,7 +359,7 @@ def test_append_from_too_short_source_raises_corrupt_and_leaves_log_unchanged(
             )
         assert (caught.value.path, caught.value.offset) == ("/source", size - 1)
         assert copy.read(f"{PATH}/log.0.0") == before
-        append(writer, 3, 4)  # The writer is not dead.
+        append(writer, 3, 4)  # The writer still works.
         assert writer.end == 5
 
 

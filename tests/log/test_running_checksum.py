@@ -51,7 +51,7 @@ BLOCKS = merged_bytes(RANGES, first=500)
 
 
 def dumb_marks(header: SegmentHeader, data: bytes) -> list[ChecksummedBoundary]:
-    """One header after the other, each as the format's diagram says."""
+    """Compute the batch boundaries header by header, as the format's diagram describes them."""
     marks, at, chain = [], 0, crc32c(encode_segment_header(header))
     while at < len(data):
         head = data[at : at + 64]
@@ -64,7 +64,7 @@ def dumb_marks(header: SegmentHeader, data: bytes) -> list[ChecksummedBoundary]:
 
 
 def dumb_merged_chain(data: bytes, chain: int = 0) -> int:
-    """The checksum of all that counts, put together in one piece."""
+    """Compute the checksum of all relevant bytes, joined into one piece."""
     at, counts = 0, b""
     while at < len(data):
         length = int.from_bytes(data[at + 48 : at + 56], "little")
@@ -74,7 +74,7 @@ def dumb_merged_chain(data: bytes, chain: int = 0) -> int:
     return crc32c(counts, chain)
 
 
-# Marks
+# Batch boundaries
 
 runs = st.lists(
     st.lists(
@@ -141,7 +141,7 @@ def test_running_checksum_depends_on_segment_header(other: SegmentHeader) -> Non
     assert dumb_marks(other, SESSION)[-1].chain != dumb_marks(HEADER, SESSION)[-1].chain
 
 
-# Merged chains
+# Running checksums of merged logs
 
 
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=4))
@@ -195,7 +195,7 @@ def test_checksum_functions_match_reference_definitions() -> None:
     assert merged_chain(5, BLOCKS[:96]) == crc32c(BLOCKS[:96], 5)
 
 
-# What a block says of its source
+# Source fields of a block
 
 DECLARE = declaration_block(1, position=500)
 BLOCK = block_of(RANGES[0], position=500)
@@ -230,12 +230,14 @@ def test_block_in_other_cluster_segment_or_offset_fails_header_checksum(
     assert (scan.problem, scan.consumed) == ("block header fails its checksum", 0)
 
 
-# Damage in a merged log
+# Corruption in a merged log
 
 
 @pytest.fixture
 def disk() -> MemoryDisk:
-    """A merged log whose segment log.0.1 is a declaration and two blocks of one batch each, of one size."""
+    """Return a merged log. Its segment log.0.1 has a declaration and two blocks of one batch each, of equal
+    size.
+    """
     disk = MemoryDisk()
     with rt.Publisher("/root", "s", publisher_id="feed", linger_ms=60_000, disk=disk) as publisher:
         for index in range(3):
@@ -283,7 +285,7 @@ def test_verify_reports_block_with_wrong_running_checksum(disk: MemoryDisk, fiel
     disk.write(PATH, bytes(data))
     assert (PATH, at + BLOCK_HEADER_BYTES) in damage(disk)
     with rt.LogReader("/merged", disk=disk) as reader:
-        assert len(list(reader)) == 3  # A reader leaves chains to those who verify.
+        assert len(list(reader)) == 3  # A reader does not check running checksums.
 
 
 def test_verify_reports_block_continuing_from_wrong_running_checksum(

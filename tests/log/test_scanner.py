@@ -79,9 +79,9 @@ BLOCKS = merged_bytes(RANGES, first=500)
 def read_all(
     header: SegmentHeader, data: bytes, sizes: Iterator[int] | None = None
 ) -> tuple[list[Heard], Scanner, ScanResult]:
-    """Every message a scanner finds, reading pieces of `sizes`; with the scanner and its last scan.
+    """Return every message that a scanner finds in pieces of `sizes`, the scanner, and its last scan.
 
-    A piece that is too small for a frame is read again as large as the frame needs, as a reader does.
+    If a piece is too small for a frame, it is read again at the size that the frame needs, as a reader does.
     """
     scanner = scanner_for(header)
     messages: list[Heard] = []
@@ -146,7 +146,7 @@ def merged_segments(draw: st.DrawFn) -> tuple[SegmentHeader, bytes]:
 segments = st.one_of(session_segments(), merged_segments())
 
 
-# What is whole is found
+# Complete frames are found
 
 
 @given(segments)
@@ -259,7 +259,7 @@ def test_scan_with_copied_scanner_leaves_original_unchanged() -> None:
         assert scanner.scan(memoryview(data)).consumed == len(data)
 
 
-# What is not whole is waited for
+# Incomplete frames are awaited
 
 
 def block_at(data: bytes, at: int) -> BlockHeader:
@@ -267,7 +267,7 @@ def block_at(data: bytes, at: int) -> BlockHeader:
 
 
 def ends_of(header: SegmentHeader, data: bytes) -> tuple[list[int], list[int]]:
-    """Where the frames end that can be handed out, and where the segment may be cut."""
+    """Return the ends of the frames that can be delivered, and the offsets where the segment may be cut."""
     if header.kind is LogKind.SESSION:
         return SESSION_ENDS, SESSION_ENDS
     frames, boundaries, at = [0], [0], 0
@@ -314,7 +314,7 @@ def test_truncated_segment_yields_whole_frames_and_waits_for_rest(header: Segmen
         assert (rest.problem, whole + rest.consumed) == (None, len(data)), size
 
 
-# What is bad is noticed
+# Corruption is detected
 
 
 def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -386,7 +386,7 @@ def test_random_bytes_yield_no_batches(data: bytes) -> None:
             assert not garbage or scan.problem or 0 < scan.needed <= 128 + BATCH_BYTES_MAX + MESSAGE_BYTES_MAX
 
 
-# What is good but in the wrong place
+# Valid frames at a wrong position
 
 
 @pytest.mark.parametrize(
@@ -487,17 +487,17 @@ def test_filtered_log_continues_after_each_position_gap() -> None:
     )
 
 
-# Hostile frames whose checksums hold
+# Hostile frames with valid checksums
 
 
 def hostile_block(content: bytes = b"", **fields: Any) -> bytes:
-    """A block of `PART`'s place with any content and any header."""
+    """Return a block at the position of `PART`, with any content and any header."""
     header = decode_block_header(BLOCK, 0, 0)._replace(length_bytes=len(content))
     return encode_block_header(header._replace(**fields), 0) + content
 
 
 def at_place(offset: int, session_id: int = 1) -> int:
-    """The seed of a batch of the source of `PART`."""
+    """Return the seed of a batch in the source of `PART`."""
     return batch_seed(segment_seed(declaration_of(session_id).incarnation, PART.run, PART.roll), offset)
 
 
@@ -582,7 +582,7 @@ def test_malformed_block_is_rejected_however_bytes_are_split(blocks: list[bytes]
 
 @pytest.mark.parametrize("count", range(4))
 def test_messages_beyond_block_message_count_are_not_delivered(count: int) -> None:
-    """The next block's positions begin there, whatever is wrong with this one."""
+    """The next block's positions start after this count, even if this block is invalid."""
     found, _, scan = read_all(MERGED, in_place(DECLARE, hostile_block(CONTENT, message_count=count)))
     assert scan.problem is not None
     assert len(found) == (3 if count == 3 else 0)
@@ -670,7 +670,7 @@ def test_incomplete_large_frame_reports_bytes_needed(size: int) -> None:
 
 @st.composite
 def forged_batches(draw: st.DrawFn) -> bytes:
-    """A batch at the start of the segment whose checksums hold and whose header says anything."""
+    """Draw a batch at the start of the segment with valid checksums and any header."""
     near = st.one_of(st.integers(0, 40), st.integers(2**32 - 70, 2**32 - 1), st.integers(0, 2**32 - 1))
     fields = draw(
         st.fixed_dictionaries(
@@ -729,7 +729,7 @@ def test_forged_batch_is_rejected_or_decodes_completely(data: bytes, behind: byt
 
 @st.composite
 def forged_blocks(draw: st.DrawFn) -> bytes:
-    """A declaration, then a block of good batches whose header says anything, then perhaps a good one."""
+    """Draw a declaration, then a block of good batches with any header, then perhaps a good block."""
     number = st.one_of(st.integers(0, 12), st.integers(2**32 - 3, 2**32 - 1))
     fields = draw(
         st.fixed_dictionaries(
@@ -766,7 +766,7 @@ def test_forged_blocks_yield_only_dense_positions(data: bytes, sizes: list[int])
     assert (again, last.problem, other.offset) == (found, scan.problem, scanner.offset)
 
 
-# Reading on at the limits
+# Reads at size limits
 
 
 @pytest.mark.parametrize("missing", [0, 8])
@@ -830,7 +830,7 @@ def test_edited_segment_yields_only_messages_before_first_edit(make: Callable[[]
         lambda data, a, b: data[:a] + data[b:] + data[a:b],
     ]
 
-    # To draw a segment takes ten times as long as to read it: each is harmed in every way.
+    # Drawing a segment takes ten times as long as reading it, so each one is corrupted in every way.
     @settings(max_examples=250)
     @given(make(), st.integers())
     def check(segment: tuple[SegmentHeader, bytes], seed: int) -> None:

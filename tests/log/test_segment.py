@@ -48,7 +48,7 @@ headers = st.one_of(
 
 
 def changed(data: bytes, at: int, kind: str, value: int) -> bytes:
-    """`data` with one field set and its checksum made to hold again."""
+    """Return `data` with one field changed and its checksum updated."""
     forged = bytearray(data)
     struct.pack_into(kind, forged, at, value)
     return sealed(bytes(forged))

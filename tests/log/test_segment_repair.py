@@ -22,7 +22,9 @@ FIRST, SECOND = SegmentId(0, 0), SegmentId(0, 1)
 
 
 def written(path: str = MERGED) -> MemoryDisk:
-    """A log of two segments, the second active, and a good copy of both files in another directory."""
+    """Return a log of two segments, the second one active, with a good copy of both files in another
+    directory.
+    """
     disk = MemoryDisk()
     publish(disk, 100, 2000, 3000, 10, 900, roll_bytes=1 << 20)
     if path == MERGED:
@@ -46,7 +48,7 @@ def flip(disk: MemoryDisk, path: str, at: int) -> None:
 
 
 def problem(disk: MemoryDisk, segment: SegmentId = FIRST, path: str = MERGED) -> int | None:
-    """Where a segment is damaged."""
+    """Return the offset at which a segment is corrupt."""
     try:
         list(check_segment(disk, path, segment, synced_end(disk, path, segment)))
     except Corrupt as error:

@@ -64,7 +64,7 @@ ENTRIES_AT = 64 + 16
 
 
 def changed(at: int, kind: str, value: int, data: bytes = DATA) -> bytes:
-    """`data` with one field set and its checksum made to hold again."""
+    """Return `data` with one field changed and its checksum updated."""
     forged = bytearray(data)
     struct.pack_into(kind, forged, at, value)
     return sealed(bytes(forged))

@@ -31,7 +31,7 @@ def session(count: int, *, codec: int = 0) -> bytes:
 
 
 def good_batches(data: bytes, *, values: bool) -> list[tuple[int, int, int]]:
-    """Place, messages and first number of the batches that verify one by one."""
+    """Return the offset, message count and first number of the batches that verify one by one."""
     found, at, following = [], 0, 7
     view = memoryview(data)
     while at < len(data):

@@ -96,7 +96,7 @@ def test_forced_reset_is_detected_after_its_position_was_trimmed(log: Log, trimm
 
 
 def test_forced_reset_is_detected_after_segments_table_is_deleted(log: Log) -> None:
-    """The next message is the first one that is kept. It is of the epoch of the one before it."""
+    """The next message is the first one in the log. It has the epoch of the message before it."""
     log.log.trim(SegmentId(FORCED, 1))
     for name in ("segments", "durable"):
         Path(log.path, name).unlink(missing_ok=True)
@@ -115,7 +115,8 @@ def test_first_of_several_forced_resets_is_reported(log: Log) -> None:
     log.log.trim(SegmentId(2 * FORCED, 0))
     for name in ("segments", "durable"):
         Path(log.path, name).unlink(missing_ok=True)
-    with pytest.raises(Diverged, match="X from 65536 on"):  # The segments of that one were forgotten.
+    # The log no longer knows the segments of that epoch.
+    with pytest.raises(Diverged, match="X from 65536 on"):
         read(log.path, 30, 0)
     assert read(log.path, 30, FORCED) == list(range(30, 40))
 
@@ -178,7 +179,7 @@ def test_reader_epoch_is_epoch_of_last_read_message(log: Log) -> None:
 
 
 def test_follower_raises_diverged_after_log_files_are_replaced(tmp_path: Path) -> None:
-    """The directory of a node that continues with another node's log: the old files are gone."""
+    """A node continues with another node's log: the old files in its directory are deleted."""
     old = Log(tmp_path / "old", "old")
     old.add(20)
     with rt.LogReader(old.path, follow=True) as reader:
@@ -220,7 +221,7 @@ def test_messages_trimmed_before_reading_are_skipped_without_diverged(tmp_path: 
 
 
 def acknowledge(log: Log, end: int) -> None:
-    """The subscriber "reader" reads on up to `end`, and acknowledges that."""
+    """Read as the subscriber "reader" up to `end`, and acknowledge that position."""
     with rt.Subscriber(log.path, "s", name="reader") as subscriber:
         messages = subscriber.poll(end - subscriber.position)
         assert subscriber.position == end, messages
@@ -228,8 +229,8 @@ def acknowledge(log: Log, end: int) -> None:
 
 
 def replace(old: Log, new: Log) -> None:
-    """The directory of a node that was emptied and has the log of the other nodes: it keeps what it did not
-    know, such as the acknowledged positions of subscribers.
+    """Replace the log in a node's directory by the log of other nodes, as after the node was emptied. Other
+    files stay, such as the acknowledged positions of subscribers.
     """
     old.close()
     new.close()
@@ -243,7 +244,7 @@ def replace(old: Log, new: Log) -> None:
 
 @pytest.fixture
 def lost(tmp_path: Path) -> Iterator[Log]:
-    """The log before the forced reset of `log`: it had other messages from position 10 on, up to 20."""
+    """The log before the forced reset of `log`. It has other messages from position 10 on, up to 20."""
     root = tmp_path / "lost"
     root.mkdir()
     lost = Log(root, "old")
@@ -285,7 +286,7 @@ def test_subscriber_with_log_replaced_while_running_stores_epoch_of_read_message
         assert [message.position for message in subscriber.poll()] == list(range(10, 30))
         with pytest.raises(InvalidOption, match="not delivered yet"):
             subscriber.ack(31)
-        subscriber.ack(12)  # Lower than 20, which was of the log before.
+        subscriber.ack(12)  # Lower than 20, a position of the earlier log.
         with pytest.raises(InvalidOption, match="a lower position was acknowledged"):
             subscriber.ack(11)
 
@@ -294,8 +295,8 @@ def test_subscriber_with_log_replaced_while_running_stores_epoch_of_read_message
 def test_subscriber_raises_diverged_if_log_directory_is_moved_and_replaced(
     log: Log, lost: Log, is_trimmed: bool
 ) -> None:
-    """A moved file still has a name, and nothing else shows that the segment is not the directory's. With
-    `is_trimmed` the new log begins after the position.
+    """A moved file still has a name, so nothing else shows that the segment left the directory. With
+    `is_trimmed` the new log starts after the position.
     """
     if is_trimmed:
         log.log.roll()

@@ -43,7 +43,7 @@ def dense_index() -> Iterator[None]:
 
 
 def merged(disk: MemoryDisk, steps: list[Any]) -> Feeds:
-    """A log that was written in these steps."""
+    """Return a log written in these steps."""
     feeds, roll = Feeds("/log", disk=disk), 0
     for step in steps:
         match step:
@@ -63,7 +63,7 @@ def found_in(path: str, timestamp_ns: int, disk: Any = REAL) -> FoundTime:
 
 
 def check_every_time(feeds: Feeds, disk: MemoryDisk) -> None:
-    """Compare with a look at every message."""
+    """Compare each search with a scan of all messages."""
     rows = feeds.rows()
     end = rt.LogReader(feeds.path, position="latest", disk=disk).position
     for timestamp_ns in range(-6, 15):
@@ -132,7 +132,7 @@ def test_time_search_in_session_log_finds_first_message_not_before_time(
 
 
 class CountedFile:
-    """A file that counts the bytes that are read."""
+    """A file that counts the bytes read from it."""
 
     def __init__(self, file: Any, disk: CountingDisk) -> None:
         self._file, self._disk = file, disk
@@ -147,7 +147,7 @@ class CountedFile:
 
 
 class CountingDisk(RealDisk):
-    """Counts the bytes that are read from segments."""
+    """A disk that counts the bytes read from segments."""
 
     def __init__(self) -> None:
         self.read_bytes = 0
@@ -171,7 +171,7 @@ def test_time_search_reads_about_one_index_stride(tmp_path: Path, monkeypatch: p
     for timestamp_ns in (0, 1, 3999, 4000, 6123, 9001, 11_999, 12_000):
         disk = CountingDisk()
         assert found_in(feeds.path, timestamp_ns, disk).position == timestamp_ns
-        assert disk.read_bytes < 3 * 2**20  # A stride and a batch, and the first frame twice.
+        assert disk.read_bytes < 3 * 2**20  # One stride, one batch, and the first frame twice.
 
 
 def test_truncated_segment_raises_corrupt_in_time_lookup_and_in_reader_starting_there(tmp_path: Path) -> None:
@@ -242,7 +242,8 @@ def test_reader_starts_at_datetime_of_any_timezone(tmp_path: Path) -> None:
         publish(publisher, -1, 1000, 500, 2000)
     with rt.LogReader(publisher.directory, position=NEW_YEAR) as reader:
         assert reader.position == 1
-        assert read(reader) == [1000, 500, 2000]  # Messages after the first one are not left out.
+        # Later messages are delivered even if their time is earlier.
+        assert read(reader) == [1000, 500, 2000]
         reader.seek((NEW_YEAR + 2 * MICROSECOND).astimezone(timezone(timedelta(hours=-7))))
         assert read(reader) == [2000]
         reader.seek(datetime(1970, 1, 1, tzinfo=UTC))
@@ -278,7 +279,7 @@ def test_subscriber_at_future_time_skips_earlier_messages(tmp_path: Path) -> Non
             assert subscriber.position == 2
             publish(publisher, 3, 999, topic="t")
             assert subscriber.poll(timeout=0.1) == []
-            publish(publisher, 1000)  # The first one, of another topic.
+            publish(publisher, 1000)  # The first match has another topic.
             publish(publisher, 5, 6000, topic="t")
             assert read(subscriber.poll(2, timeout=60)) == [5, 6000]
             subscriber.ack(subscriber.position)
@@ -310,14 +311,14 @@ def test_index_of_test_log_has_more_than_8_entries() -> None:
 
 @pytest.mark.parametrize("failing_write", range(7))
 def test_reader_from_any_position_misses_no_message_if_index_omits_declaration(failing_write: int) -> None:
-    """0: a bit of it is flipped."""
+    """If `failing_write` is 0, a bit of the index is flipped instead."""
     disk = MemoryDisk()
     feeds = Feeds("/log", disk=disk)
     for at, name in enumerate("abab"):
         feeds.publish(name, [bytes(STRIDE_BYTES)], "t", [at])
     if failing_write:
         disk.fail("pwritev", at=failing_write)
-    with contextlib.suppress(rt.StorageError):  # A write of the index may fail, others may not.
+    with contextlib.suppress(rt.StorageError):  # Only a write of the index may fail without an error.
         feeds.merge(block_bytes=1)
     if not failing_write:
         disk.flip_bit(f"{feeds.path}/index.0.0", 0, 0)

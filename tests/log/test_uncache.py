@@ -15,7 +15,7 @@ HEADER = SegmentHeader(LogKind.SESSION, SegmentId(0, 0), 0, 1, bytes(16))
 
 
 class Recording:
-    """A file that knows what was given up; it has nothing else."""
+    """A file that only records the released ranges."""
 
     def __init__(self) -> None:
         self.given_up: list[tuple[int, int]] = []
@@ -59,11 +59,11 @@ def test_uncache_of_real_file_keeps_its_bytes_and_frees_synced_pages(tmp_path: P
     assert path.read_bytes()[8 * 2**20 :] == content[8 * 2**20 :]
     if file_system(tmp_path) in {"ext4", "xfs", "btrfs"}:
         deadline = time.monotonic() + 120
-        while file.is_cached(2**20, 1):  # The kernel keeps what it has in hand just then.
+        while file.is_cached(2**20, 1):  # The kernel keeps pages that it is using at that moment.
             assert time.monotonic() < deadline
             file.uncache(0, 8 * 2**20)
         assert file.is_cached(len(content) - 2**20, 2**20)
     assert file.pread(len(content), 0) == content
     file.close()
     assert not file.is_cached(0, 1)
-    file.uncache(0, 1)  # A hint to a closed file is none.
+    file.uncache(0, 1)  # A hint to a closed file has no effect.

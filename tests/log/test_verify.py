@@ -199,7 +199,7 @@ def test_corruption_in_several_segments_is_reported_for_each(disk: MemoryDisk) -
 
 
 def start_at(disk: MemoryDisk, segment: SegmentId, first: int, *, dedup_id: str | None = None) -> None:
-    """Begin a segment whose numbers need not follow."""
+    """Start a segment whose numbers need not follow those before it."""
     identity = LogIdentity(LogKind.SESSION, bytes(16), "feed", dedup_id)
     writer = LogWriter.open(DIRECTORY, identity, disk=disk)
     writer.start(segment, first=first, run_id=b"8 bytes.")
@@ -235,7 +235,7 @@ def bad_messages(report: Report) -> list[tuple[str, int]]:
 
 
 def forged_log(disk: MemoryDisk, content: Callable[[int], bytes]) -> None:
-    """A session with one batch whose checksums hold: `content` gets the seed."""
+    """Write a session with one batch whose checksums are valid. `content` gets the seed."""
     writer = LogWriter.open(DIRECTORY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
     writer.start(SegmentId(0, 0), first=0)
     assert writer.active is not None

@@ -18,7 +18,7 @@ from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TABLE_FILE, encode_table
 from rt.log.scan.directory import read_table
 
-# Files lost, cut, swapped
+# Lost, truncated and swapped files
 
 
 def test_truncated_sealed_segment_is_reported_as_corruption_at_its_last_batch(disk: MemoryDisk) -> None:
@@ -117,7 +117,7 @@ def test_segment_of_unknown_version_is_reported_as_corruption_naming_version(dis
     assert "version" in report.damage[0].what
 
 
-# What crashes leave
+# State after crashes
 
 
 def test_torn_tail_is_reported_as_note_at_its_start(disk: MemoryDisk) -> None:

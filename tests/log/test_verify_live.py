@@ -49,7 +49,7 @@ def test_trimmed_segments_are_reported_as_trimmed_without_problems(disk: MemoryD
 
 
 class HookedDisk(ReadOnlyDisk):
-    """Calls `hook` before each opening of a file."""
+    """A disk that calls `hook` before it opens a file."""
 
     def __init__(self, disk: Disk, hook: Callable[[str], None]) -> None:
         super().__init__(disk)
@@ -61,7 +61,7 @@ class HookedDisk(ReadOnlyDisk):
 
 
 class LaggingFile:
-    """A file of which the first read stops short, as if its last bytes were just being written."""
+    """A file whose first read stops short, as if its last bytes were just being written."""
 
     def __init__(self, file: File, *, short_by: int) -> None:
         self._file = file
@@ -132,7 +132,7 @@ def test_session_log_written_during_verification_is_never_reported_corrupt(
     failures: list[BaseException] = []
 
     def write() -> None:
-        """Publish one life after another, each while at least one more look is under way."""
+        """Publish one run after another. Before each later run, wait for one more verification."""
         try:
             for run in range(lives):
                 if run:
@@ -216,7 +216,7 @@ def test_segment_trimmed_while_being_read_causes_no_corruption_report_for_next_s
 
         def on_progress(size: int, _total: int) -> None:
             walked.append(size)
-            if len(walked) == 2:  # In the middle of the second segment.
+            if len(walked) == 2:  # This is in the middle of the second segment.
                 merged.trim(SegmentId(0, 2))
 
         report = verify(tmp_path / "merged", on_progress=on_progress)

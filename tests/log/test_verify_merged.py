@@ -129,7 +129,7 @@ def batch_ranges(disk: Disk, session: str) -> list[tuple[SegmentId, int, int]]:
 
 @given(st.data())
 def test_dedup_group_has_no_problems_in_any_order_of_its_sessions(data: st.DataObject) -> None:
-    """Segments, runs, rolls and turns are drawn; the watermark decides what is merged."""
+    """Segments, runs, rolls and turns are drawn. The watermark determines which messages are merged."""
     disk = MemoryDisk()
     twins: dict[str, list[tuple[SegmentId, int, int]]] = {}
     for name in ("a", "b", "c"):

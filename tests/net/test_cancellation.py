@@ -16,7 +16,7 @@ from sequencer.sessions import peer_pull
 
 
 class Call:
-    """A call whose reply comes when the test says so."""
+    """A call whose reply the test sends."""
 
     def __init__(self) -> None:
         self.reply = asyncio.get_running_loop().create_future()

@@ -36,7 +36,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another CA, and a publisher's certificate of it."""
+    """Return another CA with a publisher's certificate."""
     directory = tmp_path_factory.mktemp("foreign")
     init_ca(directory)
     issue(directory, Identity("s", "publisher", "feed"))

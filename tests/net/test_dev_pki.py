@@ -47,7 +47,7 @@ def listing(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-# --- what the certificates say ----------------------------------------------------------------------------
+# --- certificate contents ---------------------------------------------------------------------------------
 
 
 def test_ca_certificate_has_path_length_0_and_signing_usages_only(pki: Path) -> None:
@@ -172,7 +172,7 @@ def test_certificate_name_ca_is_reserved(pki: Path, name: str) -> None:
     assert listing(pki) == before
 
 
-# --- for how long -----------------------------------------------------------------------------------------
+# --- validity periods -------------------------------------------------------------------------------------
 
 
 def test_certificates_start_before_now_by_clock_skew_and_last_default_days(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_expired_or_not_yet_valid_ca_issues_no_certificate(tmp_path: Path, days:
         issue(tmp_path, NODE, now=NOW + timedelta(days=days))
 
 
-# --- whose the files are ----------------------------------------------------------------------------------
+# --- file permissions -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -330,11 +330,11 @@ def test_symlinked_ca_key_is_refused(pki: Path, tmp_path: Path) -> None:
 
 
 class _Crash(BaseException):
-    """The process is dead: no clean-up runs to any effect."""
+    """A crash of the process. No clean-up has an effect after it."""
 
 
 def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the process die at its `step`th call that changes a file."""
+    """Make the process crash at its `step`th call that changes a file."""
     left = [step]
 
     def dying(real: Callable[..., object]) -> Callable[..., object]:
@@ -401,7 +401,7 @@ def test_failed_write_raises_storage_error_and_leaves_no_files(
     assert listing(pki) == before
 
 
-# --- a directory that is not as it should be --------------------------------------------------------------
+# --- incomplete or wrong directories ----------------------------------------------------------------------
 
 
 def test_missing_ca_error_suggests_certs_init(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ ROLES = {
 
 
 class Talk:
-    """Bytes in and out. `inside` counts the handlers that run, `entered` all that ever did."""
+    """A service for messages of bytes. `inside` counts the running handlers, `entered` all handlers so
+    far.
+    """
 
     def __init__(self) -> None:
         self.inside = 0
@@ -112,7 +114,9 @@ class Talk:
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA with n1 (loopback), n2 (its own name only), f1, and f2, s1, o1 of other roles and streams."""
+    """Return a CA with certificates for n1 (loopback), n2 (only its own name), f1 and f2, and for s1 and o1,
+    which have another role or stream.
+    """
     directory = tmp_path_factory.mktemp("pki")
     init_ca(directory)
     issue(directory, NODE, loopback=True)
@@ -172,12 +176,12 @@ async def until(condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
 
 
 def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
-    """Those of this process: a push process that an earlier test left logs as well."""
+    """Return the log lines of this process. A push process of an earlier test logs as well."""
     own = [one for one in caplog.records if one.name == "rt.net" and one.process == os.getpid()]
     return [line for line in (one.getMessage() for one in own) if line.startswith(event)]
 
 
-# --- let in -----------------------------------------------------------------------------------------------
+# --- accepted calls ---------------------------------------------------------------------------------------
 
 
 def test_handlers_of_each_kind_reply_and_see_caller_identity(pki: Path) -> None:
@@ -214,7 +218,9 @@ def test_handler_error_reaches_client_and_crash_details_stay_in_server_log(
 
 
 class Refusing(Talk):
-    """Says more than is read, and takes no more in the middle of what is said."""
+    """A service that writes more than the client reads, and then refuses the rest of the client's
+    messages.
+    """
 
     async def echo(self, _: object, context: grpc.aio.ServicerContext) -> None:
         await context.read()
@@ -254,11 +260,11 @@ def test_cancelled_call_ends_its_handler_and_frees_its_stream_slot(pki: Path) ->
     asyncio.run(run())
 
 
-# --- kept out ---------------------------------------------------------------------------------------------
+# --- rejected callers -------------------------------------------------------------------------------------
 
 
 def stranger(pki: Path, tmp_path: Path, kind: str) -> grpc.ChannelCredentials | None:
-    """What a peer shows whom TLS itself must refuse; None: plaintext."""
+    """Return the credentials of a peer that TLS itself must reject. None means plaintext."""
     ca = (pki / "ca.crt").read_bytes()
     if kind == "plaintext":
         return None
@@ -274,7 +280,7 @@ def stranger(pki: Path, tmp_path: Path, kind: str) -> grpc.ChannelCredentials | 
 
 
 def certificate(pki: Path, uris: list[str], start_days: int = -1, end_days: int = 1) -> tuple[bytes, bytes]:
-    """A certificate of our CA that `issue` would not make, and its key."""
+    """Return a certificate of our CA that `issue` would not create, and its key."""
     ca = certificates_in((pki / "ca.crt").read_bytes(), where="ca")[0]
     ca_key = private_key_in((pki / "ca.key").read_bytes(), where="ca")
     key = ec.generate_private_key(ec.SECP256R1())
@@ -311,7 +317,7 @@ def test_peer_without_valid_certificate_reaches_no_handler(pki: Path, tmp_path: 
                 with pytest.raises(Unreachable):
                     await ask(made)
             assert talk.entered == 0
-            assert await ask(channel)  # others are
+            assert await ask(channel)  # other callers are served
 
     asyncio.run(run())
 
@@ -354,7 +360,7 @@ def test_unauthorized_call_is_refused_logged_and_counted(
             assert not server.caps.counts
 
     asyncio.run(run())
-    (line,) = lines(caplog, "call_refused")  # One within the pause.
+    (line,) = lines(caplog, "call_refused")  # Only one line is logged within the pause.
     assert f"method=/test.Talk/{method}" in line
 
 
@@ -577,7 +583,7 @@ def test_silent_connections_beyond_descriptor_limit_do_not_block_new_clients(pki
                 while time.monotonic() < deadline:
                     with pytest.raises(RtError) as caught:
                         await ask(channel)
-                    if "UNIMPLEMENTED" in str(caught.value):  # it answered
+                    if "UNIMPLEMENTED" in str(caught.value):  # the server answered
                         return
                 raise AssertionError("kept out")
 
@@ -624,7 +630,7 @@ def test_tls_and_plaintext_options_are_mutually_exclusive(pki: Path) -> None:
 
 
 async def serial_shown(port: int, tls: TLS) -> int:
-    """The serial number that the server shows a new connection."""
+    """Return the serial number of the certificate that the server shows to a new connection."""
     context = tls.ssl_client_context()
     context.set_alpn_protocols(["h2"])
     _, writer = await asyncio.open_connection("localhost", port, ssl=context)
@@ -765,9 +771,9 @@ def test_closed_channel_raises_closed(pki: Path) -> None:
 
 
 class Proxy:
-    """TCP to `port` and back, until `is_silent`: then it takes bytes and passes none on.
+    """Forwards TCP to `port` and back until `is_silent` is set. Then it accepts bytes and forwards none.
 
-    With `bytes_per_s` it is as slow towards the server, with what both kernels take in between.
+    `bytes_per_s` limits the speed towards the server. The kernels of both sides buffer bytes in between.
     """
 
     def __init__(self, port: int, bytes_per_s: float = 0) -> None:
@@ -793,7 +799,7 @@ class Proxy:
                     sink.write(piece)
                     self.passed_bytes += len(piece)
             if self.is_silent:
-                await asyncio.Event().wait()  # not even that it ended
+                await asyncio.Event().wait()  # it does not even forward the end of the connection
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -818,7 +824,7 @@ async def through_a_proxy(
 
 
 async def is_echoed(channel: Channel, message: bytes) -> bool:
-    """Whether a call goes through; one may meet the end of the connection that fell silent."""
+    """Return whether a call succeeds. A call may fail at the end of the silent connection."""
     call = channel.get().stream_stream("/test.Talk/Echo")(wait_for_ready=True)
     try:
         return await echoed(call, message) == message
@@ -835,7 +841,7 @@ def test_both_ends_detect_silent_peer_and_reconnect(pki: Path) -> None:
             assert await echoed(call, b"x") == b"x"
             proxy.is_silent = True
             with pytest.raises(Unreachable), asking("n1"):
-                await asyncio.wait_for(call.read(), WAIT_S)  # far below the minutes of gRPC's defaults
+                await asyncio.wait_for(call.read(), WAIT_S)  # gRPC's defaults are minutes, far more than this
             await until(lambda: talk.inside == 0)
             proxy.is_silent = False
             async with asyncio.timeout(WAIT_S):
@@ -852,7 +858,7 @@ def test_idle_stream_survives_keepalive_pings(pki: Path) -> None:
         async with through_a_proxy(pki, talk) as (proxy, channel):
             call = echo(channel)
             assert await echoed(call, b"x") == b"x"
-            for _ in range(8):  # a default server ends it at the third ping
+            for _ in range(8):  # a server with default options ends it at the third ping
                 passed_bytes = proxy.passed_bytes
                 await until(lambda seen=passed_bytes: proxy.passed_bytes > seen)
             assert await echoed(call, b"y") == b"y"
@@ -868,7 +874,7 @@ def test_slow_saturated_link_is_not_treated_as_silent_peer(pki: Path) -> None:
             call = echo(channel)
 
             async def send() -> None:
-                for _ in range(6):  # more than a window: at first all of it waits on the way
+                for _ in range(6):  # more than a window: at first all data waits in transit
                     await call.write(bytes(2**20))
 
             sending = asyncio.create_task(send())

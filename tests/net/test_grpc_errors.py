@@ -68,11 +68,11 @@ class Context:
 
 
 def spelled(text: str) -> str:
-    """The dumb definition: every character that does not print, as Python would write it in a string."""
+    """Escape every unprintable character as Python does in a string. This is the simplest definition."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-# --- there and back ---------------------------------------------------------------------------------------
+# --- round trips ------------------------------------------------------------------------------------------
 
 
 @given(ERRORS)

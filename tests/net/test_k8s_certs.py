@@ -42,7 +42,7 @@ def order(**changes: Any) -> Any:
 
 
 class Secrets:
-    """Stands for `ClusterApi`; every change makes another version."""
+    """A fake `ClusterApi`. Every change creates another version."""
 
     def __init__(self) -> None:
         self.data: dict[str, dict[str, bytes]] = {"rt-ca": {}, "rt-0": {}, "feed": {}}
@@ -91,7 +91,7 @@ def test_certificates_are_reissued_after_ca_in_secret_changes(tmp_path: Path) ->
     kept(secrets)
     init_ca(tmp_path)
     cert, key = (tmp_path / "ca.crt").read_bytes(), (tmp_path / "ca.key").read_bytes()
-    # The old one's certificate stays trusted beside it while clients have theirs.
+    # The old CA certificate stays trusted while clients still have certificates from it.
     secrets.data["rt-ca"] = {"tls.crt": cert + secrets.data["rt-ca"]["tls.crt"], "tls.key": key}
 
     assert kept(secrets) == ["rt-0", "feed"]
@@ -172,11 +172,11 @@ def test_renewal_reason_names_empty_secret_other_ca_or_invalid_certificate() -> 
 
 
 class Answers(BaseHTTPRequestHandler):
-    """The part of Kubernetes' API that is asked for."""
+    """The required part of the Kubernetes API."""
 
     secrets: dict[str, dict[str, Any]]
     missing_bytes = 0
-    """How much of each answer does not come: the API ends first."""
+    """How many bytes of each answer are missing, because the API ends first."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -208,12 +208,12 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *words: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[ThreadingHTTPServer, Path]]:
-    """A server with three empty Secrets, and the service account of a pod."""
+    """Start a server with three empty Secrets, and create the service account of a pod."""
     init_ca(tmp_path / "pki")
     ca, cert, key = issue(tmp_path / "pki", Identity("api", "node", "api"), loopback=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -66,7 +66,7 @@ def test_node_calls_and_ending_calls_are_not_ended() -> None:
 
 
 class Peer:
-    """A context whose messages a test sends."""
+    """A context that reads messages from the test."""
 
     def __init__(self) -> None:
         self.messages = asyncio.Queue[bytes]()
@@ -155,7 +155,7 @@ def test_ended_call_raises_overloaded_and_new_calls_are_refused_while_memory_is_
             await handle(Peer())
         assert refused.value.retriable
         calls.end_some(1)
-        calls.end_some(1)  # One is ending already.
+        calls.end_some(1)  # One call is already ending.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         (done,) = [task for task in tasks if task.done()]
         with pytest.raises(Overloaded):

@@ -45,11 +45,11 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-# --- a PKI in memory, where everything can be wrong -------------------------------------------------------
+# --- a PKI in memory with arbitrary errors ----------------------------------------------------------------
 
 
 class Holder:
-    """A key and a certificate for it; `extensions` replace what a publisher's (or a CA's) would have."""
+    """A key and its certificate. `extensions` replace those of a publisher (or of a CA)."""
 
     def __init__(self, name: str, issuer: Holder | None = None, *, ca: bool = False, **wrong: object) -> None:
         self.key = wrong.get("key") or ec.generate_private_key(ec.SECP256R1())
@@ -211,7 +211,7 @@ def test_common_name_is_not_accepted_as_identity() -> None:
         identity_of(Holder("rt://s/operator/x", ROOT, uris=[]).certificate)
 
 
-# --- what belongs together --------------------------------------------------------------------------------
+# --- matching credentials ---------------------------------------------------------------------------------
 
 
 def test_valid_credentials_pass_check_and_report_identity_and_expiry() -> None:
@@ -364,7 +364,9 @@ def test_mutated_certificate_raises_only_certificate_error(data: st.DataObject) 
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, IssuedCertificate]:
-    """Pairs of one CA by name; `stranger` is of another CA, `late` has expired. Never changed by a test."""
+    """Pairs of one CA by name, which no test changes. `stranger` is from another CA, and `late` has
+    expired.
+    """
     directory = tmp_path_factory.mktemp("pki")
     start = datetime.now(UTC) - 10 * DAY
     init_ca(directory, now=start)
@@ -382,7 +384,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, IssuedCertificate
 
 @pytest.fixture
 def pair(tmp_path: Path) -> IssuedCertificate:
-    """A pair of one's own, to be changed."""
+    """Return a new pair that the test may change."""
     init_ca(tmp_path)
     return issue(tmp_path, Identity("s", "publisher", "f1"))
 
@@ -525,7 +527,7 @@ def test_load_stays_consistent_if_renewed_between_file_reads(
     monkeypatch.setattr(module, "read_file", read_file)
     loaded = tls.load()
     check(loaded.ca, loaded.cert, loaded.key, now=datetime.now(UTC))
-    # Behind the key nothing is left to be read: that read is whole, and old.
+    # The key is read last. A renewal after that read leaves a complete old pair.
     assert (loaded.fingerprint == before.fingerprint) == (torn == "key")
 
 
@@ -586,7 +588,7 @@ def dial(address: tuple[str, int], context: ssl.SSLContext, host: str) -> bytes:
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "n1") -> dict[str, object]:
-    """What the server saw of a client that was answered; raises the error of the one that refused."""
+    """Return what the server saw of an accepted client; raise the error of the side that refused."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         listener.settimeout(30)
         served = pool.submit(serve, listener, server)
@@ -610,7 +612,7 @@ def client_without_certificate(ca: Path) -> ssl.SSLContext:
 
 
 def raw(protocol: int, issued: IssuedCertificate, ca: Path) -> ssl.SSLContext:
-    """A context such as a peer without scruples makes, trusting `ca`."""
+    """Return a context as a hostile peer would create it, with `ca` as trusted CA."""
     context = ssl.SSLContext(protocol)
     context.load_cert_chain(issued.cert, issued.key)
     context.load_verify_locations(ca)

@@ -175,7 +175,7 @@ def test_next_owner_commits_while_previous_process_is_stopped_in_transaction(tmp
 
 
 def test_reported_commits_survive_concurrent_takeovers(tmp_path: Path) -> None:
-    """Owners follow each other at any time while the one before commits."""
+    """New owners take over at any time while the previous owner commits."""
     reported: set[str] = set()
     store = open_fenced(tmp_path, "q", 1)
     for fence in range(2, 12):

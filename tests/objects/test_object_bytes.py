@@ -22,7 +22,7 @@ SCALARS = (
     | st.integers()
     | st.floats(allow_nan=False)
     | st.text()
-    | st.text("a\ud83d\ude00\U0001f600", max_size=4)  # a pair of surrogates is not the character
+    | st.text("a\ud83d\ude00\U0001f600", max_size=4)  # a pair of surrogates differs from the character
     | st.binary(max_size=20)
 )
 KEYS = st.recursive(
@@ -109,7 +109,7 @@ def test_unserializable_values_are_rejected_alone_and_nested(value: Any) -> None
 
 
 def called_in(calls: int, function: Callable[[], Any]) -> Any:
-    """The result of `function`, with so many more calls open."""
+    """Return the result of `function`, called below `calls` more open calls."""
     return function() if not calls else called_in(calls - 1, function)
 
 

@@ -57,9 +57,10 @@ def edited() -> tuple[MemoryStore, PersistedObjectSpace]:
 def interrupted(
     line: int, call: Callable[[], object], is_of: Callable[[FrameType], bool] = lambda _: True
 ) -> bool:
-    """Run `call` with an interrupt at line number `line` of the object space's code. Whether it got there.
+    """Run `call` with an interrupt at line number `line` of the object space's code. Return whether that line
+    was reached.
 
-    `is_of`: the frames whose lines count.
+    `is_of` selects the frames whose lines count.
     """
     seen = 0
 
@@ -144,7 +145,7 @@ def test_interrupt_at_any_line_of_recording_outcome_loses_no_changes(is_good: bo
 
 
 def is_before_a_commit(frame: FrameType) -> bool:
-    """CPython looks at no signals at a bare `try`."""
+    """Whether the frame is before a commit, and not at a bare `try`, where CPython checks no signals."""
     name, number = frame.f_code.co_filename, frame.f_lineno
     is_try = linecache.getline(name, number).strip() == "try:"
     return not is_try and (frame.f_code.co_name, name.rpartition("/")[2]) in {

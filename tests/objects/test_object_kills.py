@@ -104,7 +104,7 @@ def run_and_kill(path: Path, environment: dict[str, str], draw: random.Random) -
         assert chunk, "the process ended by itself"
         said += chunk
     spin = draw.randrange(20_000)
-    while spin:  # So that the kill falls anywhere in the next checkpoint.
+    while spin:  # The kill can then hit any moment of the next checkpoint.
         spin -= 1
     process.send_signal(signal.SIGKILL)
     process.wait()

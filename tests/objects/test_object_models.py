@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
         self.check_store()
 
     def teardown(self) -> None:
-        """Whatever became of the checkpoints before, this one holds all."""
+        """The last checkpoint must contain everything, whether or not earlier ones succeeded."""
         if hasattr(self, "space"):
             self.space.checkpoint(self.store)
             self.committed = self.look()
@@ -119,7 +119,7 @@ class Machine(RuleBasedStateMachine):
         return type(self.subject.model())(seen)
 
     def check_store(self) -> None:
-        """What is stored is what was there when it was saved, and not a row more."""
+        """The stored rows equal the rows at the time of the save."""
         other = PersistedObjectSpace()
         other.load(self.store.reader())
         assert other.get_sorted_dictionary("beside")["key"] == "value"

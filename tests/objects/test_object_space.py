@@ -177,7 +177,7 @@ def test_wrong_kind_or_type_is_rejected_without_reading_items(store: MemoryStore
     make(space, kind, **types)
     space.checkpoint(store)
     content = {category: rows for category, rows in store.content().items() if "/item/" not in category}
-    again = new(MemoryStore(content))  # nothing can be read
+    again = new(MemoryStore(content))  # the item rows are missing
     with pytest.raises(WrongKind):
         getattr(again, "get_value" if kind != "value" else "get_list")("it")
     with pytest.raises(WrongType):
@@ -352,7 +352,7 @@ def test_unserializable_nested_value_fails_save_and_changes_no_rows(store: Memor
     before.append(1)
     bad.append(inner)
     behind.append(2)
-    inner.append(object())  # not noticed
+    inner.append(object())  # the space does not notice this change
     for kind in (DIFFERENTIAL, FULL):
         with pytest.raises(NotSerializable, match="object 'bad'"):
             space.checkpoint(store, kind)
@@ -364,7 +364,7 @@ def test_unserializable_nested_value_fails_save_and_changes_no_rows(store: Memor
 
 
 class Failing(MemoryStore):
-    """Its commits raise `error`. `is_applied`: whether they happen nevertheless."""
+    """Commits raise `error`. `is_applied` tells whether they are applied nevertheless."""
 
     error: BaseException | None = None
     is_applied = False
@@ -390,7 +390,7 @@ class Failing(MemoryStore):
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [
-        # The rows that a save must not lose or leave behind: lengths, and items beyond the end.
+        # A save must neither lose nor leave behind these rows: lengths, and items beyond the end.
         ("list", ["pop"], [("append", 9)]),
         ("stack", [("push", 9)], ["pop"]),
         ("set", [("add", 9)], [("discard", 9)]),
@@ -753,7 +753,7 @@ def test_nan_is_stored_as_one_key(store: MemoryStore, kind: str, around: Callabl
     space = new(store)
     held = make(space, kind)
     for _ in range(2):
-        key = around(float("nan"))  # another object each time, which is not equal to the one before
+        key = around(float("nan"))  # each NaN is a new object, and unequal to the previous one
         held.add(key) if kind == "set" else held.__setitem__(key, 1)
     space.checkpoint(store)
     loaded = getattr(new(store), f"get_{kind}")("it")

@@ -253,7 +253,7 @@ def test_category_listing_of_file_with_flipped_bit_terminates(path: Path) -> Non
         writer.commit()
     whole, refused = path.read_bytes(), 0
     for page in range(8192, len(whole), 4096):  # the pages of rows
-        for offset in range(page + 9, page + 40, 4):  # where a page says where its rows are
+        for offset in range(page + 9, page + 40, 4):  # the offsets of the rows in the page
             data = bytearray(whole)
             data[offset] ^= 2
             path.write_bytes(data)
@@ -292,7 +292,7 @@ def test_truncated_file_is_rejected(path: Path) -> None:
         SqliteStore(path)
 
 
-# A bad disk
+# Disk errors
 
 
 def test_checkpoint_raises_disk_full_and_succeeds_once_space_is_free(store: SqliteStore) -> None:
@@ -346,7 +346,8 @@ def test_write_error_in_commit_raises_commit_unknown_and_disables_store(path: Pa
     space.save(writer)
     size = os.stat(f"{path}-wal").st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, hard))  # Python ignores SIGXFSZ
+    # Python ignores SIGXFSZ, so a write fails instead
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, hard))
     try:
         with pytest.raises(CommitUnknown) as caught:
             writer.commit()
@@ -366,7 +367,7 @@ def test_write_error_in_commit_raises_commit_unknown_and_disables_store(path: Pa
 
 
 class _Interrupt:
-    """A fence whose check before a commit is interrupted once."""
+    """A fence with one interrupted check before a commit."""
 
     looks = 0
 

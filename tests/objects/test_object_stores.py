@@ -135,7 +135,7 @@ def test_claimed_tree_has_one_owner_until_released(store: Store) -> None:
             store.claim(root)
     claim.release()
     again = store.claim("query")
-    claim.release()  # does not end the later claim
+    claim.release()  # a second release must not end the later claim
     with pytest.raises(OutOfTurn, match="another owner"):
         store.claim("query")
     for each in (again, *others):

@@ -123,7 +123,7 @@ def test_connection_lost_before_commit_leaves_no_partial_changes(
     with PostgresStore(through(proxy, postgres), schema=schema) as store:
         put(store, "1", b"one")
         proxy.cut(text, when)
-        if text.startswith(b"BEGIN"):  # nothing was sent before: it begins again
+        if text.startswith(b"BEGIN"):  # nothing was sent before, so the store retries the transaction
             put(store, "1", b"two")
             assert rows(store) == {"1": b"two"}
         else:
@@ -169,7 +169,7 @@ def test_commit_raises_commit_unknown_if_server_does_not_answer(
         postgres.run(SLOW_COMMIT.format(schema=schema, seconds=600))
         with pytest.raises(CommitUnknown):
             put(store, "1", b"two")
-        with pytest.raises(StoreUnavailable, match="55P03"):  # the old commit may still happen
+        with pytest.raises(StoreUnavailable, match="55P03"):  # the old commit may still be applied
             store.reader().get("a", "1")
         postgres.terminate(schema)
         postgres.run(f"DROP TRIGGER slow ON {schema}.information")
@@ -371,7 +371,7 @@ def test_last_reported_checkpoint_survives_kill_of_program_or_server(
                 assert chunk, process.stderr.read()
                 said += chunk
             spin = draw.randrange(20_000)
-            while spin:  # So that the kill falls anywhere in the next checkpoint.
+            while spin:  # The kill can then hit any moment of the next checkpoint.
                 spin -= 1
             if killed == "program":
                 process.send_signal(signal.SIGKILL)

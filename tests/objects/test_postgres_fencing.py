@@ -109,7 +109,9 @@ def test_new_owner_waits_for_open_transaction_of_previous_owner(
 
 
 def test_racing_owners_lose_no_reported_commit(postgres: PostgresServer, schema: str) -> None:
-    """Each reads a counter and writes the next number. Only a commit that is reported may count."""
+    """Each owner reads a counter and writes the next number. Only reported commits may increase the
+    counter.
+    """
     made: list[int] = []
     lock, start = threading.Lock(), threading.Barrier(4)
 

@@ -211,7 +211,7 @@ def test_differential_save_of_100_000_rows_writes_only_changed_rows(
     assert again.get_dictionary("items", keys=str, values=int) == items
 
 
-# Damage
+# Corruption
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_missing_table_raises_error_with_sqlstate_42p01(
 def test_pooled_connection_with_settings_of_another_store_is_rejected(
     store: PostgresStore, postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch, use: Any
 ) -> None:
-    """As PgBouncer does between two transactions, unless it is in session mode."""
+    """PgBouncer shares connections like this between transactions, unless it is in session mode."""
     put(store, "a", {"1": b"one"})
     other = f"{schema}b"
     PostgresStore(postgres.url, schema=other).close()

@@ -101,7 +101,7 @@ def test_moved_space_reads_and_saves_to_new_store(make: Callable[..., Store], tm
     for name in ("one", "two"):
         before.create_dictionary(name)["of"] = name
     before.checkpoint(old)
-    moved = loaded(old)  # reads no object yet
+    moved = loaded(old)  # the space has read no object yet
     moved.checkpoint(new, FULL)
     old.close()
     assert moved.get_dictionary("one") == {"of": "one"}

@@ -275,7 +275,8 @@ def test_check_and_backup_report_unfinished_first_open_of_restored_backup(tmp_pa
     numbers = held(path)
     restored = tmp_path / "restored.db"
     back_up_store(path, restored)
-    (tmp_path / "restored.db-journal").write_bytes(bytes(512))  # left by a kill before the write-ahead log
+    # left by a kill before the write-ahead log existed
+    (tmp_path / "restored.db-journal").write_bytes(bytes(512))
     for command in (("check", restored), ("backup", restored, tmp_path / "backup.db")):
         result = run(*command)
         assert result.exit_code == 1

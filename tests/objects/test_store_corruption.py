@@ -92,7 +92,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def refuse(path: Path, match: str) -> None:
-    """The store is refused, by all that read it, and not changed."""
+    """Check that every reader rejects the store, and that the store stays unchanged."""
     before = files_in(path.parent)
     for use in (SqliteStore, check_store, lambda path: back_up_store(path, path.with_name("backup.db"))):
         with pytest.raises(StateDamaged, match=match):
@@ -297,7 +297,7 @@ def test_commit_fails_after_store_file_is_removed_or_replaced(
                 store.begin(CheckpointKind.DIFFERENTIAL)
 
 
-# The decision
+# Comparison of the store's files
 
 
 STORE, OTHER = "0" * 32, "1" * 32
@@ -325,7 +325,8 @@ def record(number: int, store_id: str = STORE) -> bytes:
         StoreFiles(information(0, is_complete=True), information(0, is_complete=True), None),
         StoreFiles(information(7, is_complete=True), None, None),
         StoreFiles(information(7, is_complete=True), None, record(7)),
-        StoreFiles(information(6), None, flipped(record(5), 512 * (6 % 2))),  # torn: commit 6 is durable
+        # torn record, and commit 6 is durable
+        StoreFiles(information(6), None, flipped(record(5), 512 * (6 % 2))),
     ],
 )
 def test_matching_store_files_are_accepted(files: StoreFiles) -> None:
@@ -364,7 +365,8 @@ def test_every_flipped_bit_of_record_is_reported_as_torn() -> None:
             data = bytearray(whole)
             data[offset] ^= 1 << bit
             found = records.decode(bytes(data))
-            # One slot is left. The file has commit 5, which is not more than it says: damage.
+            # One of the two slots stays readable. The record must be reported as torn, although it names a
+            # commit.
             assert found is not None
             assert found.is_torn
     assert records.decode(whole[:512]) == LastCommit(STORE, 4, is_torn=True)

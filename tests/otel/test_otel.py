@@ -35,7 +35,7 @@ SAMPLED = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Recorder:
-    """A tracer provider of the test's own, and what it recorded."""
+    """A tracer provider for one test, and the spans that it recorded."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()

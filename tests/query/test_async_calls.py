@@ -86,7 +86,7 @@ class Consumer:
         self.values: list[Any] = []
 
     def on_next(self, sequence_id: int, value: Any, /) -> None:
-        """A value that was not acknowledged before a crash comes again."""
+        """A source sends a value again after a crash if the value was not acknowledged."""
         assert sequence_id <= len(self.values)
         assert self.values[sequence_id : sequence_id + 1] in ([], [value])
         self.values[sequence_id : sequence_id + 1] = [value]
@@ -121,7 +121,7 @@ class Rig:
             self.engine.start("q", "asked", sink="out", on_error=on_error)
 
     def take_results(self, consumer: Consumer, count: int) -> None:
-        """Process and deliver until the consumer has so many results."""
+        """Process and deliver until the consumer has `count` results."""
         while len(consumer.values) < count:
             assert self.engine.calls.wait(WAIT_S)
             self.engine.run_due()
@@ -201,7 +201,7 @@ def test_calls_in_flight_are_repeated_after_crash_and_emitted_once() -> None:
     second.engine.unload()
     assert consumer.values == [f"answer {value}" for value in range(4)]
     assert service.calls == [0, 1, 2, 3]
-    assert again.calls == [1, 3]  # The checkpoint held the result of 2, which waited for that of 1.
+    assert again.calls == [1, 3]  # The checkpoint had the result of 2, which waited for that of 1.
 
 
 def test_function_error_ends_query_after_results_of_earlier_values() -> None:

@@ -45,7 +45,7 @@ def unless_three(value: int) -> int:
 
 
 def flaky(value: int) -> int:
-    """Raises as often as `to_fail` has the value."""
+    """Raise once for each occurrence of the value in `to_fail`."""
     calls.append(value)
     if value in to_fail:
         to_fail.remove(value)
@@ -54,7 +54,7 @@ def flaky(value: int) -> int:
 
 
 class Careless(Operator[Any, Any]):
-    """An operator that raises itself."""
+    """An operator whose own code raises."""
 
     __slots__ = ()
     NAME = "careless"
@@ -84,7 +84,7 @@ def numbers(*transforms: Any) -> Observable[Any]:
 
 
 def after(value: int) -> Observable[Any]:
-    """Something that ends soon. Made for every value but three."""
+    """Return an observable that ends soon. Raise for the value three."""
     unless_three(value)
     return creation.timer(0.5)
 
@@ -151,7 +151,7 @@ def retried(times: int) -> Observable[Any]:
 
 @factories("last-of-two")
 def last_of_two() -> Observable[Any]:
-    """The third value of `take` is the last, and is left out after it."""
+    """The value three is the last value of `take`. It is skipped after `take` has completed."""
     return numbers(ops.take(4), ops.map(unless_three), ops.to_list())
 
 
@@ -172,7 +172,7 @@ def mean() -> Observable[Any]:
 
 @factories("waiting")
 def waiting() -> Observable[Any]:
-    """Two values wait for the first inner subscription; one of them cannot be subscribed to."""
+    """Two values wait for the end of the first inner subscription. The subscription for one of them fails."""
     return numbers(
         ops.take(4),
         ops.concat_map(lambda v: creation.of(unless_three(v)).pipe(ops.delay(5))),
@@ -229,7 +229,7 @@ def test_malformed_message_is_skipped_and_query_continues(name: str) -> None:
 
 @factories("indexed")
 def indexed(name: str) -> Observable[Any]:
-    """Calls a function for every value, which notes the index."""
+    """Call a function for every value. The function records the index."""
 
     def note(value: int, index: int) -> Any:
         calls.append(index)
@@ -302,7 +302,7 @@ def test_dead_letters_are_exact_after_crashes_failed_commits_and_restarts() -> N
                     with pytest.raises(DiskFull):
                         process.engine.checkpoint()
                 case 4:
-                    # Letters of "none" must not be lost, although the log could stop it.
+                    # A log entry would be enough to stop "none", but its letters must not be lost.
                     process.engine.stop("none")
                     expected += [("none", v) for v in range(started, at) if v % 10 == 3]
                     process = process.crash()
@@ -446,7 +446,7 @@ def test_timer_error_can_stop_engine() -> None:
         engine.run_due()
 
 
-# Which errors the policy decides about
+# Errors covered by the policy
 
 
 def test_error_handling_operator_receives_errors_under_any_policy() -> None:
@@ -601,11 +601,11 @@ def test_shown_value_has_text_if_repr_fails() -> None:
 
 
 PASS_ON = {"amb", "do_action", "share", "start_with"}
-"""Operators that do something at an error, and then fail with it."""
+"""Operators that act on an error, and then fail with it."""
 
 
 def test_operators_with_error_handlers_override_handles_errors() -> None:
-    """Otherwise the error policy of the query would take the errors that are for it."""
+    """Otherwise the query's error policy would handle errors meant for these operators."""
     for module in pkgutil.walk_packages(rt.query.operators.__path__, "rt.query.operators."):
         importlib.import_module(module.name)
     unclear, waiting = [], [Operator]

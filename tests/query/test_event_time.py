@@ -97,7 +97,7 @@ def test_late_value_without_late_output_is_logged(caplog: pytest.LogCaptureFixtu
 
 def test_clock_follows_lowest_watermark() -> None:
     run = TimedRun(counts(A.pipe(ops.merge(B))), {"a": values(5, 30, 60), "b": values(2, 20, 70)})
-    assert not run.send("a")  # The time starts with the first values of both.
+    assert not run.send("a")  # The clock starts when both sources have sent a value.
     assert run.send("b")
     assert now_s(run) == 2
     assert send_all(run, "aaa") == [True] * 3
@@ -135,7 +135,7 @@ def test_ended_source_does_not_hold_clock() -> None:
     run = TimedRun(counts(A.pipe(ops.merge(B))), {"a": values(5, 30, 60), "b": values(2)})
     assert send_all(run, "abaaa") == [False, True, True, True, True]
     assert now_s(run) == 2
-    assert run.send("b")  # its completion
+    assert run.send("b")  # the completion of the source
     run.engine.run_due()
     assert now_s(run) == 60
 
@@ -165,7 +165,7 @@ def test_clock_starts_without_idle_source() -> None:
     assert not run.send("a")
     run.engine.event_time.check_idle(50.0)
     run.engine.event_time.check_idle(51.0)
-    assert not run.engine.event_time.sources["a"].is_idle  # Its value waits.
+    assert not run.engine.event_time.sources["a"].is_idle  # A source with a waiting value is not idle.
     assert run.engine.event_time.sources["b"].is_idle
     assert run.send("a")
     assert now_s(run) == 5
@@ -211,7 +211,7 @@ def test_value_beyond_max_jump_is_sent_to_late_output_without_moving_clock() -> 
 def test_value_beyond_max_jump_raises_clock_jump_without_late_output() -> None:
     run = TimedRun(counts(A), {"a": values(1, 5000, 6000)}, {"a": {"max_jump_s": 3600}})
     run.send("a")
-    for _ in range(2):  # It is not accepted, and refused again.
+    for _ in range(2):  # The rejected value is sent again, and rejected again.
         with pytest.raises(ClockJump, match="max_jump_s"):
             run.send("a")
     assert run.engine.watermarks == {"a": 0}
@@ -282,7 +282,7 @@ def test_runner_detects_idle_sources() -> None:
     run = TimedRun(counts(A.pipe(ops.merge(B))), {"a": values(5, 30), "b": []}, {"b": {"idle_s": 60}})
     clock = [0.0]
     runner, _ = runner_of(run, "ab", clock)
-    assert runner.run_once() == 0  # The time cannot start.
+    assert runner.run_once() == 0  # The clock cannot start without source b.
     clock[0] = 60.0
     assert runner.run_once() == 0
     assert [runner.run_once() for _ in range(2)] == [1, 1]
@@ -298,7 +298,7 @@ def test_runner_waits_on_missing_source_while_other_source_is_refused() -> None:
 
 
 class Many(Operator[Any, Any]):
-    """Sets many timers at the first value. Emits them, and the clock at each value."""
+    """Sets many timers at the first value. Emits the number of each timer, and the clock at each value."""
 
     NAME = "many"
 
@@ -324,7 +324,7 @@ def test_crash_while_clock_advances_changes_no_results(monkeypatch: pytest.Monke
         pass
 
     def crash(_: EventLock) -> None:
-        run.engine.checkpoint()  # what another thread may do now
+        run.engine.checkpoint()  # another thread may do the same at this moment
         raise Crash
 
     assert run.send("a")

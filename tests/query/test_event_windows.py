@@ -41,11 +41,11 @@ DISORDERED = st.lists(st.tuples(st.integers(0, 40), st.integers(0, DISORDER_S)),
 )
 TIMES = st.lists(st.integers(0, 40), min_size=1, max_size=12).map(timed)
 ORDERS = st.lists(st.sampled_from("aabb.!"), max_size=40)
-"""Values, checkpoints, and crashes that lose what came after the last one."""
+"""Values, checkpoints and crashes. A crash loses everything after the last checkpoint."""
 FOLD = ops.Fold(
     list, lambda seen, value: sorted([*seen, value]), lambda first, second: sorted([*first, *second])
 )
-"""Does not depend on the order."""
+"""A fold whose result does not depend on the order."""
 
 
 def windows_of(values: list[Timed], size: int, step: int, offset: int) -> list[Any]:
@@ -190,7 +190,7 @@ def event(at_s: float, time_s: float, value: Any) -> MarbleEvent:
 
 
 def results(query: Observable[Any], *events: MarbleEvent) -> list[Any]:
-    """The results with their arrival; checked with crashes at every event."""
+    """The results with their times. `check_laws` also crashes the engine at every event."""
     end = MarbleEvent(events[-1].at_s + 100, "completed")
     found = check_laws(query, {"in": [*events, end]})
     return [(each.at_s, each.value) for each in found if each.kind == "next"]

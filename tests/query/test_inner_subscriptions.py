@@ -78,7 +78,7 @@ def test_late_subscription_to_group_fails_with_late_subscription() -> None:
 
 
 class Two(Operator[Any, Any]):
-    """Two sources, as one."""
+    """Merges two sources."""
 
     __slots__ = ()
     NAME = "two"

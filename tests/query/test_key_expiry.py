@@ -45,7 +45,7 @@ class Expiring(Operator[Any, Any]):
 @settings(max_examples=40, deadline=None)
 def test_keys_expire_one_ttl_after_the_period_of_their_last_value(steps: list[tuple[int, int]]) -> None:
     at, events = 0, []
-    period_of: dict[int, int] = {}  # By key, in the order of the first touch in it.
+    period_of: dict[int, int] = {}  # By key, in the order of the first value in the period.
     expected: list[tuple[float, int]] = []
 
     def expire(now_s: float) -> None:

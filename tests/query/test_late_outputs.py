@@ -15,7 +15,7 @@ TIMES = [0, 10, 20, 3, 30, 31]
 
 
 class LateWorld:
-    """Queries with windows that send late values to a sink, and have no other."""
+    """Queries with windows that send late values to a sink. The queries have no other sink."""
 
     def __init__(self, before: LateWorld | None = None, release: Release = "commit") -> None:
         factories = Factories()
@@ -37,7 +37,9 @@ class LateWorld:
 @pytest.mark.parametrize("take", [9, 4])
 @pytest.mark.parametrize("replaced", [False, True])
 def test_late_value_of_stopped_or_replaced_query_survives_crash(of: str, take: int, replaced: bool) -> None:
-    """The query has no sink, or has ended: an entry of the log would do if it had sent nothing."""
+    """The query has no sink of its own, or has ended. An entry in the log would be enough if it had sent no
+    late value.
+    """
     world = LateWorld()
     world.engine.start("q", of, {"take": take})
     world.source.pump(2)
@@ -57,7 +59,9 @@ def test_late_value_of_stopped_or_replaced_query_survives_crash(of: str, take: i
 
 @pytest.mark.parametrize("of", ["window", "inner"])
 def test_queries_cannot_start_or_stop_until_late_output_has_caught_up(of: str) -> None:
-    """Otherwise values have the ids of others, which its consumer has: it would leave them out."""
+    """Otherwise new values would reuse ids that the consumer already has, and the consumer would skip
+    them.
+    """
     world = LateWorld(release="now")
     world.engine.start("q", of, {"take": 9})
     world.source.pump(4)

@@ -66,7 +66,8 @@ def test_timers_get_rows_of_their_own_only_above_in_row_limit() -> None:
 def test_timers_due_at_the_same_time_fire_in_creation_order_after_crashes() -> None:
     keys = [f"k{number * 7 % 40}" for number in range(40)]
     events = [MarbleEvent(0, "next", (key, 50)) for key in keys]
-    events += [MarbleEvent(1, "next", (key, 49)) for key in keys[5:20:3]]  # Later in the order now.
+    # These timers move to the end of the order.
+    events += [MarbleEvent(1, "next", (key, 49)) for key in keys[5:20:3]]
     output = check_laws(ALARMS, {"in": events})
     moved = keys[5:20:3]
     assert [each.value for each in output] == [*(key for key in keys if key not in moved), *moved]

@@ -26,7 +26,7 @@ Theirs = Callable[[Any, Any], Any]
 
 
 def streams(offset: float) -> st.SearchStrategy[Stream]:
-    """Events at whole seconds and an offset, so that those of two streams never coincide."""
+    """Events at whole seconds plus an offset, so that events of two streams never coincide."""
 
     def made(steps: list[tuple[int, int]], end: str) -> Stream:
         at, events = offset, []
@@ -81,7 +81,9 @@ def ours_of(query: Ours, sources: dict[str, Stream]) -> list[tuple[float, str, A
 
 
 def echo(value: int) -> Ours:
-    """At times whose sums are never whole seconds: RxPY orders events at equal times differently."""
+    """Events at times whose sums are never whole seconds, because RxPY orders events at equal times
+    differently.
+    """
     return cold(
         [
             MarbleEvent(0.317, "next", value),
@@ -119,7 +121,7 @@ NEVER = creation.never()
 
 
 def closing(value: int) -> Ours:
-    """How long a value is open: never until a whole or half second."""
+    """The period during which a value is open. It never ends at a whole or half second."""
     return creation.timer(value * 0.7 + 1.113)
 
 
@@ -137,12 +139,12 @@ def shortened(group: Any) -> Ours:
 
 
 def rx_shortened(group: Any) -> Any:
-    """As `shortened`. It does not complete: RxPY raises if durations end while the groups are completed."""
+    """Like `shortened`, but without completion: RxPY raises if durations end while the groups complete."""
     return reactivex.create(lambda observer, _: group.pipe(rx.skip(2)).subscribe(observer.on_next))
 
 
 def as_event(notification: Any) -> tuple[str, Any]:
-    """As our `materialize` has it."""
+    """The same event as our `materialize` emits."""
     match notification.kind:
         case "N":
             return "next", notification.value
@@ -182,7 +184,7 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
     "debounce": one(ops.debounce(1.37), rx.debounce(1.37)),
     "default_if_empty": one(ops.default_if_empty(9), rx.default_if_empty(9)),
     "delay": one(ops.delay(2.61), rx.delay(2.61)),
-    "delay_subscription": (  # RxPY's own would wait in the system's time.
+    "delay_subscription": (  # RxPY's operator would wait in real time.
         IN.pipe(ops.delay_subscription(2.61)),
         lambda xs, _: reactivex.timer(2.61).pipe(rx.flat_map(lambda _: xs)),
     ),
@@ -252,7 +254,7 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
     "last": one(ops.last(lambda x: x > 3), rx.last(lambda x: x > 3)),
     "last_or_default": one(ops.last_or_default(9), rx.last_or_default(9)),
     "map": one(ops.map(lambda x: 6 // x), rx.map(lambda x: 6 // x)),
-    "map_indexed": (  # Made for each run: RxPY continues to count in the next subscription.
+    "map_indexed": (  # Created for each run: RxPY keeps counting in later subscriptions.
         IN.pipe(ops.map_indexed(lambda x, i: x * i)),
         lambda xs, _: xs.pipe(rx.map_indexed(lambda x, i: x * i)),
     ),
@@ -395,7 +397,9 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
 
 
 LATE = {"catch", "concat", "delay_subscription", "on_error_resume_next", "repeat", "retry"}
-"""Of these only values are compared: our source also ends later subscribers, a hot one of RxPY does not."""
+"""Operators with only their values compared: our source also ends later subscribers, and RxPY's hot source
+does not.
+"""
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
         ],
     ),
 }
-"""By alert: series with which it fires at 30 minutes, and series with which it does not."""
+"""For each alert, the series with which it fires at 30 minutes, and the series with which it does not."""
 
 
 def test_alert_rules_use_only_metrics_and_labels_of_an_engine() -> None:

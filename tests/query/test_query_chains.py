@@ -178,7 +178,9 @@ def fan_out(values: int, limit: int) -> tuple[QueryEngine, Numbers, OutputEdge]:
 
 
 def pump_all(engine: QueryEngine, numbers: Numbers, output: OutputEdge, end: int) -> tuple[list[Any], int]:
-    """Send the numbers below `end`. Returns what the queries emit, and the most that `second` has kept."""
+    """Send the numbers below `end`. Return the output of the queries, and the largest number of values in
+    `second`.
+    """
     sink, most = Sink(), 0
     output.subscribe(sink).start(RESUME)
     for _ in range(100):
@@ -212,7 +214,7 @@ def test_full_output_fed_by_another_output_of_its_engine_does_not_deadlock() -> 
 
 
 class Locking:
-    """A source that holds its lock while it sends, and while it is acknowledged or disposed."""
+    """A source that keeps its lock while it sends, and during `acknowledge` and `dispose`."""
 
     is_dense = True
 
@@ -258,7 +260,7 @@ def test_source_holding_its_lock_while_sending_does_not_deadlock() -> None:
         engine.start(name, "passed", sink="now")
         engine.stop(name)
 
-    engine.add_sink("now", release="now")  # Its queries are started and stopped by checkpoints.
+    engine.add_sink("now", release="now")  # Queries of this sink start and stop through checkpoints.
     threads.repeat(source.send)
     threads.repeat(engine.checkpoint)
     threads.repeat(change)

@@ -167,7 +167,7 @@ def test_value_is_delivered_after_a_checkpoint_contains_it() -> None:
     assert consumer.got == [(0, "a")]
     made.saved(2)
     made.deliver()
-    assert consumer.got == [(0, "a"), (1, "b")]  # The end is not durable yet.
+    assert consumer.got == [(0, "a"), (1, "b")]  # The completion is not durable yet.
     made.saved(2, made.ended_with)
     made.deliver()
     assert consumer.got == [(0, "a"), (1, "b"), "completed"]
@@ -246,7 +246,7 @@ def test_second_consumer_with_the_same_name_raises_query_exists() -> None:
 
 
 class Buffers(RuleBasedStateMachine):
-    """A replay buffer against a list of all values and the acknowledgements."""
+    """Compares a replay buffer with a list of all values and acknowledgements."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ def fragile() -> Observable[Any]:
 
 
 class Process:
-    """A process with an engine. `store`, `sink` and `acknowledged` are what the process before it left."""
+    """A process with an engine. `store`, `sink` and `acknowledged` are from the previous process."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Process:
         self.subscription.start(RESUME)
 
     def crash(self, **more: Any) -> Process:
-        """Another process, with what the last commit left."""
+        """Start another process on the content of the last commit."""
         store = MemoryStore(self.store.content())
         return Process(store, self.sink, self.source.acknowledged, release=self.release, **more)
 
@@ -247,7 +247,7 @@ def test_changes_of_queries_and_definitions_after_checkpoint_survive_crash() -> 
     after.feed(6)
     after.engine.checkpoint()
     after.engine.deliver()
-    assert after.sink.values == [[4, 5]]  # not what came before it was started
+    assert after.sink.values == [[4, 5]]  # no values from before its start
     assert LOG not in after.store.content()
     assert after.crash().engine.queries == {"new": None}
 
@@ -344,7 +344,7 @@ def test_chained_queries_deliver_each_result_once_despite_crashes(release: Relea
     assert sink.values == [16 * n + 6 for n in range(len(sink.values))]
 
 
-# What cannot be recovered
+# Failed recovery
 
 
 def _broken() -> Process:
@@ -524,7 +524,7 @@ def interrupted(at: int) -> Observable[Any]:
 
 
 class Unsavable(Operator[int, int]):
-    """From value 3 on, its state cannot be stored."""
+    """An operator whose state cannot be stored from value 3 on."""
 
     __slots__ = ("_state",)
     NAME = "unsavable"
@@ -676,7 +676,7 @@ def test_log_entries_of_one_key_combine_into_net_change(exists: bool, length: in
     expected = {(True, True): "delete-create", (True, False): "delete", (False, True): "create"}
     change = net_change(entries)
     assert (change and change.value) == expected.get((exists, rows[-1] is not None))
-    if change is not None:  # Without a change, the recovery finds the contradiction to the checkpoint.
+    if change is not None:  # Without a net change, recovery detects the conflict.
         with pytest.raises(LogConflict):
             net_change([*entries, entries[-1]])
 

@@ -93,7 +93,7 @@ class Process:
             each.start(RESUME)
 
     def crash(self) -> Process:
-        """Another process, with what the last commit left."""
+        """Start another process on the content of the last commit."""
         return Process(self.store.content(), self.sinks, self.source.acknowledged)
 
     def acknowledge(self, draw: random.Random) -> None:
@@ -155,7 +155,7 @@ def _run(draw: random.Random) -> None:
                     process.acknowledge(draw)
         except (DiskFull, CommitUnknown, QueryExists, SystemExit):
             pass
-        except WrongState:  # An interrupt came.
+        except WrongState:  # An interrupt stopped the engine.
             process = bad(process.crash())
     process = process.crash()
     process.source.pump(max(at, furthest) + 5)
@@ -168,7 +168,7 @@ def _run(draw: random.Random) -> None:
 
 
 def _check(values: list[Any]) -> None:
-    """Every query emitted all results of the values it received, each once."""
+    """Check that every query emitted each result for its values exactly once."""
     by_tag = defaultdict(list)
     for tag, what, value in values:
         by_tag[tag].append((what, value))

@@ -23,7 +23,7 @@ TIMES = LeaseTimes(lease_s=1.0, look_s=0.02)
 
 
 class Host:
-    """A host whose engine notes what happens to it. `work` is what a round of it does."""
+    """A host that records the events of its engine. `work` is the action of one round."""
 
     def __init__(self, table: LeaseTable, name: str, work: Callable[[Host], None] | None = None) -> None:
         self.notes: list[str] = []
@@ -39,7 +39,7 @@ class Host:
         return self
 
     def run(self, until: Callable[[], bool]) -> None:
-        """What `EngineRunner.run` does: the checkpoint only if `until` raised nothing."""
+        """Behave like `EngineRunner.run`: save only if `until` did not raise."""
         while not until():
             self.rounds += 1
             self._work(self)
@@ -123,7 +123,7 @@ def test_engine_ends_without_checkpoint_if_its_lease_cannot_be_renewed() -> None
 
 
 def test_round_does_not_start_after_lease_has_expired_by_the_clock() -> None:
-    """Also if the event loop, which notices that, has not run: both were paused."""
+    """This holds even if the event loop, which detects the expiry, has not run: both were paused."""
     now = [0.0]
     leases = LeaseTable(lambda: now[0])
 

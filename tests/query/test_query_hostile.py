@@ -86,7 +86,7 @@ def engine_of(scheduler: Scheduler | None = None, **more: Any) -> tuple[QueryEng
         ("completes", {"count": 1}, "stop", "Broken: a", ["a", "b"]),
         ("completes", {"count": 1}, "skip", "Broken: a", ["a", "b"]),
         ("completes", {"count": 5}, "stop", "ValueError: two", ["a", "b"]),
-        ("inner", {}, "stop", "Broken: c", ["c", "c"]),  # The next inner one is open before the first closes.
+        ("inner", {}, "stop", "Broken: c", ["c", "c"]),  # The next inner query opens before the first closes.
         ("inner", {}, "skip", "Broken: c", ["c", "c"]),
     ],
 )

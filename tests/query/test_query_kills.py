@@ -84,13 +84,14 @@ def test_engine_killed_at_random_moments_publishes_each_result_once(
         return [feeds.path, place, str(COUNT), on_disk]
 
     for kill in range(KILLS):
-        # What the first process published stays on another disk, and is still pushed.
+        # The messages of the first process stay on another disk. That disk's session is still pushed.
         watermark = COUNT * (kill + 1) // (KILLS + 1)
         run(arguments(min(kill, 1)), watermark, draw.randint(0, 12), is_in_it=kill > 0)
-        if kill == 0:  # The session on another disk is the newer one only if the nodes hear of it later.
+        if kill == 0:  # The second disk's session counts as newer only if nodes see it later.
             node.wait(lambda: is_replicated(tmp_path / "0"), "the first process's push", timeout_s=WAIT_S)
     run(arguments(1))
-    node.wait_merged(len(expected), timeout_s=WAIT_S)  # It is agreed; the node may still be writing it.
+    # The merge is committed. The node may still be writing it.
+    node.wait_merged(len(expected), timeout_s=WAIT_S)
     assert merged(node) == expected
     check_letters(place, feeds.path)
 
@@ -100,7 +101,7 @@ def test_engine_killed_at_random_moments_publishes_each_result_once(
 
 
 def check_letters(place: str, log: str) -> None:
-    """Each value that was left out has one letter, also if it was processed again after a kill."""
+    """Check that each skipped value has one letter, even if it was processed again after a kill."""
     with open_store(place) as store:
         engine = QueryEngine(store, factories, VirtualScheduler())
         engine.add_source("in", MessageSource(log, "s"), time_of=lambda message: message.timestamp_ns)
@@ -121,7 +122,9 @@ def is_replicated(disk: Path) -> bool:
 def run(
     arguments: list[str], kill_after: int | None = None, steps: int = 0, *, is_in_it: bool = False
 ) -> None:
-    """Let the driver run to its end, or kill it `steps` steps after a watermark: before a step, or in it."""
+    """Run the driver to its end, or kill it `steps` steps after a watermark, either before a step or during
+    it.
+    """
     process = subprocess.Popen(
         [sys.executable, DRIVER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     )

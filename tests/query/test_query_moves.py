@@ -33,12 +33,14 @@ def root() -> Iterator[Path]:
 def test_engine_fails_over_between_hosts_after_faults_and_publishes_each_result_once(
     root: Path, postgres: PostgresServer
 ) -> None:
-    """On a busy machine a lease may also be lost by itself: so each step asks who is the owner."""
+    """On a busy machine a host may also lose its lease without a fault. So each step looks up the current
+    owner.
+    """
     with contextlib.ExitStack() as opened:
         nodes = opened.enter_context(WiredNodes(root, 1, clients=NAMES))
         nodes.start()
         nodes.wait_ready()
-        opened.enter_context(nothing_left())  # What pushes for the hosts ends before the wires do.
+        opened.enter_context(nothing_left())  # The hosts' push processes end before the wires close.
         hosts = Hosts(root, nodes, postgres, lease_s=2.0)
         opened.callback(hosts.close)
         tls = nodes.certificate("publisher", "feed")

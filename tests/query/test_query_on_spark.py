@@ -40,7 +40,7 @@ IN = Source("in")
 
 
 class Own(Operator[Any, Any]):
-    """A user's operator: nobody knows whether it has state."""
+    """A user's operator: it is unknown whether it has state."""
 
     __slots__ = ()
     NAME = "own"
@@ -325,7 +325,7 @@ def test_key_has_one_spark_timer_and_processes_its_messages_in_order() -> None:
     processor.init(handle)  # type: ignore[arg-type]
 
     def send(watermark_s: int, *messages: Message) -> list[bytes]:
-        """In another order, as after a shuffle."""
+        """Send messages in reversed order, as after a shuffle."""
         rows = [(*each, "str x", each.timestamp_ns) for each in reversed(messages)]
         found = processor.handleInputRows(("str x",), iter(rows), TimerValues(0, watermark_s * 1000))  # type: ignore[arg-type]
         return [row.value for row in found]
@@ -336,7 +336,7 @@ def test_key_has_one_spark_timer_and_processes_its_messages_in_order() -> None:
         found = [
             row.value for row in processor.handleExpiredTimer(("str x",), times, ExpiredTimerInfo(due_ms))
         ]
-        handle.timers.remove(due_ms)  # Spark does, after the call
+        handle.timers.remove(due_ms)  # Spark removes the timer after the call
         return found
 
     assert send(0, message(1, b"a", "x"), message(2, b"b", "x"), message(8, b"c", "x")) == [b"b"]

@@ -70,7 +70,7 @@ def test_engine_continues_after_fencing_its_predecessor(postgres: PostgresServer
     with PostgresStore(postgres.url, schema=schema, fence=1) as first_store:
         first = Process(first_store, sink)
         first.work(10)
-        first.source.pump(15)  # not saved: the next one processes them again
+        first.source.pump(15)  # not saved, so the next process handles them again
         with PostgresStore(postgres.url, schema=schema, fence=2) as second_store:
             second = Process(second_store, sink, first.source.acknowledged)
             second.work(20)

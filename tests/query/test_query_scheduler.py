@@ -36,7 +36,7 @@ def test_time_advances_steadily_after_clock_is_set_back_until_clock_catches_up()
     assert (scheduler.run_due(), scheduler.run_due(), fired) == (True, False, [12])
     system[0], steady[0] = 30, 503
     assert scheduler.now_ns == 30
-    system[0], steady[0] = 20, 600  # behind again: counted from now
+    system[0], steady[0] = 20, 600  # set back again: time counts from this moment
     assert [scheduler.now_ns, scheduler.now_ns] == [30, 30]
     system[0], steady[0] = 21, 601
     assert scheduler.now_ns == 31

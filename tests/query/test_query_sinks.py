@@ -32,7 +32,7 @@ factories.add("fragile", lambda: Source("in").pipe(ops.map(lambda x: 6 // (2 - x
 
 
 class Consumer:
-    """Records what it receives. After an end, nothing may follow in the same subscription."""
+    """Records its input. After an end, nothing may follow in the same subscription."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
@@ -130,7 +130,7 @@ def test_next_query_reopens_ended_sink_for_restarted_subscriptions() -> None:
     assert run.deliver() == [0, "completed"]
     run.subscription.acknowledge(0)
     run.engine.start("next", "first", {"count": 1}, sink="out")
-    for each in (run, run.crash()):  # The start is in the log.
+    for each in (run, run.crash()):  # The start of the query is in the log.
         each.source.pump(2)
         each.consumer.got.clear()
         each.subscription.start(RESUME)
@@ -232,11 +232,11 @@ def _observed(source: reactivex.Observable[int], factory: str, arguments: dict[s
     return got
 
 
-# Sinks that the program no longer has
+# Removed sinks
 
 
 def left_over(values: int, acknowledged: int) -> MemoryStore:
-    """The store of a program whose sink "out" had values, of which some were acknowledged."""
+    """The store of a program whose sink "out" had values. Some of the values were acknowledged."""
     run = Run(ends=False)
     run.engine.start("q", "first", {"count": values}, sink="out")
     run.source.pump(values)

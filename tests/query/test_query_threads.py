@@ -35,7 +35,7 @@ def first() -> Any:
 
 
 class Feeding:
-    """A source with a thread of its own."""
+    """A source with its own thread."""
 
     is_dense = True
 
@@ -107,7 +107,7 @@ def test_results_are_exact_while_three_threads_feed_checkpoint_and_change_engine
 
 
 class Gate:
-    """A lock that `second` gets only after another thread had it."""
+    """A lock that the thread `second` gets only after another thread had it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -151,7 +151,7 @@ def test_unload_holds_no_lock_while_source_joins_its_thread() -> None:
 
     gate.second = source.thread = threading.Thread(target=start)
     source.thread.start()
-    assert gate.second_waits.wait(WAIT_S)  # The engine was running when it began its call.
+    assert gate.second_waits.wait(WAIT_S)  # The engine was running when the thread started its call.
     engine.unload()
     assert engine.state is EngineState.UNLOADED
     assert len(errors) == 1

@@ -64,7 +64,7 @@ def outputs(
     crashes: bool = False,
     ticks_max: int = TICKS_MAX,
 ) -> list[Any]:
-    """What an engine emits whose clock follows the times of the events."""
+    """The output of an engine whose clock follows the times of the events."""
     factories = Factories()
     factories("query")(lambda: query)
     store, output = MemoryStore(), Output()
@@ -208,7 +208,7 @@ def test_aligned_windows_start_at_round_times_plus_offset() -> None:
     }
     for window, first in starts.items():
         found = outputs(IN.pipe(VALUES, window), minutes)
-        # The query's clock starts with the first value. The value at a tick is in the list after it.
+        # The query's clock starts with the first value. A value at a tick belongs to the next list.
         assert found[0] == list(range(first))
         assert found[1] == list(range(first, first + 60))
 
@@ -232,7 +232,7 @@ class _Appends:
 def test_window_count_is_same_if_due_timers_fire_before_clock_jump(
     operator: Transform,
 ) -> None:
-    """After a crash, due timers may fire before the value that comes again."""
+    """After a crash, due timers may fire before the repeated value."""
     counts = []
     for fires_first in (False, True):
         factories = Factories()

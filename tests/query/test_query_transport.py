@@ -93,7 +93,9 @@ def test_named_source_acknowledges_only_messages_in_checkpoints(tmp_path: Path, 
 
 
 class Interleaved(MessageSource):
-    """Another thread acknowledges id 2 just after the pumping thread read what to acknowledge."""
+    """A source with a race: another thread acknowledges id 2 just after the pumping thread read the value to
+    acknowledge.
+    """
 
     _value = -1
     is_due = False
@@ -141,7 +143,7 @@ def test_trimmed_messages_raise_gap(tmp_path: Path, feeds: Feeds) -> None:
 
 
 def test_messages_replaced_by_forced_reset_raise_diverged(tmp_path: Path, feeds: Feeds) -> None:
-    """The store has processed 10 messages. Then the log continues from position 6 with others."""
+    """The store has processed 10 messages. Then the log has other messages from position 6 on."""
     fill(feeds, 10)
     machine = Machine(tmp_path, store := MemoryStore(), log=feeds.path)
     machine.source.pump()
@@ -157,7 +159,7 @@ def test_messages_replaced_by_forced_reset_raise_diverged(tmp_path: Path, feeds:
         machine = Machine(tmp_path, store, log=other.path, topics=topics)
         with pytest.raises(Diverged, match="Start again at position 6,"):
             machine.source.pump()
-        machine.engine.checkpoint()  # It must not take the epoch of the other log for its own.
+        machine.engine.checkpoint()  # It must not adopt the epoch of the other log.
         machine.crash()
     other.close()
 
@@ -167,7 +169,7 @@ def test_messages_replaced_by_forced_reset_raise_diverged(tmp_path: Path, feeds:
 
 
 class Picky:
-    """Refuses the third message, once."""
+    """Rejects the third message once."""
 
     def __init__(self) -> None:
         self.got: list[int] = []

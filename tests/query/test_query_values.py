@@ -49,7 +49,7 @@ class Slotted:
 
 
 class Later(Operator[Any, Any]):
-    """Emits a list, and changes it at the next value, without emitting."""
+    """Emits a list. At the next value it changes that list and emits nothing."""
 
     __slots__ = ("_last",)
     NAME = "later"

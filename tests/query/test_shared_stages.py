@@ -94,7 +94,9 @@ PURE: dict[str, Transform] = {
     "raise": ops.map(not_three),
     "merge": lambda source: source.pipe(ops.merge(Source("in").pipe(ops.map(lambda n: [n, -n])))),
 }
-"""Their values have the number of the event first. So "from now on" can be a test of the value."""
+"""The first element of each value is the number of the event. So a query can select the values since its
+start.
+"""
 TIMED: dict[str, Transform] = {
     "delay": ops.delay(1.5),
     "collect": lambda source: source.pipe(ops.buffer_with_time(3), applied(Spread)),
@@ -112,7 +114,7 @@ QUERIES: dict[str, Transform] = {
 
 
 def key_of(value: Pair) -> Any:
-    """Of a few values it raises, or is not hashable."""
+    """The key of a value. For a few values the function raises or returns an unhashable key."""
     if value[1] % 13 == 6:
         raise LookupError(str(value))
     return [] if value[1] % 13 == 8 else value[1] % 3
@@ -125,7 +127,9 @@ def with_key(value: Pair) -> Pair:
 
 @dataclass(frozen=True)
 class Query:
-    """What it reads (0: the source; 1, 2: a stage), its key, its operators, its first event, and how many."""
+    """A query: its input (0 is the source, 1 and 2 are stages), key, operators, first event, and number of
+    events.
+    """
 
     reads: int
     key: int | None
@@ -137,9 +141,9 @@ class Query:
 
 @dataclass(frozen=True)
 class Plan:
-    """`first`, `second`: the operators of two stages.
+    """The operators of two stages, `first` and `second`.
 
-    The second reads the first, or only its values with `second_key`, and perhaps the source.
+    The second stage reads the first stage, or only its values with `second_key`. It may also read the source.
     """
 
     first: tuple[str, ...]
@@ -154,7 +158,9 @@ class Plan:
         return Source("in").pipe(ops.map(lambda n: [n, self.values[n]]))
 
     def stage(self, number: int, *, is_shared: bool) -> Observable[Any]:
-        """The operators of a stage, or all down to the source."""
+        """The operators of a stage. If it is not shared, also all operators between the source and the
+        stage.
+        """
         if number == 0:
             return self.raw()
         if number == 1:
@@ -187,9 +193,10 @@ OPERATORS = {**PURE, **TIMED, **QUERIES}
 
 
 class World:
-    """A process with an engine. With `is_shared` its queries read stages, otherwise they have all operators.
+    """A process with an engine. With `is_shared` its queries read stages. Otherwise each query has all
+    operators.
 
-    Then all queries start at once, in the same order, and leave out the values before their start.
+    In the second case all queries start at once, in the same order, and skip the values before their start.
     """
 
     def __init__(
@@ -238,7 +245,7 @@ class World:
             self.engine.stop(name)
 
     def again(self, call: Callable[[], object]) -> None:
-        """Until no commit fails."""
+        """Repeat the call until no commit fails."""
         while True:
             try:
                 call()
@@ -276,7 +283,7 @@ FAULTS = st.sampled_from([None, None, (DiskFull("no"), False), (CommitUnknown("y
 
 
 def compare(plan: Plan, data: st.DataObject) -> None:
-    """The same results in the same order, whatever crashes and saves fail."""
+    """Check that both worlds emit the same results in the same order, despite crashes and failed saves."""
     inlined, shared = World(plan, is_shared=False), World(plan, is_shared=True)
     for event in range(VALUES):
         for each in (inlined, shared):
@@ -315,7 +322,9 @@ def test_query_on_stage_has_same_results_as_query_with_its_operators(plan: Plan,
 @settings(max_examples=100, phases=[Phase.explicit, Phase.generate])
 @given(plans([*TIMED, *TIMED, *PURE], st.just(0)), st.data())
 def test_stage_timers_fire_in_same_order_as_query_timers(plan: Plan, data: st.DataObject) -> None:
-    """Of one stage: those of two stages at one instant are in the order of the stages' own timers."""
+    """This holds for timers of one stage. If timers of two stages are due at one instant, the order of the
+    stages' timers decides.
+    """
     compare(plan, data)
 
 

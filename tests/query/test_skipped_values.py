@@ -33,7 +33,7 @@ def refuse(value: int) -> int:
 
 
 def soon(value: Any) -> Observable[Any]:
-    """Something that ends after the next value came. Made for every value but the bad ones."""
+    """Return an observable that ends after the arrival of the next value. Raise for the bad values."""
     refuse(value)
     return creation.timer(1.5).pipe(ops.map(lambda _: value))
 
@@ -48,7 +48,7 @@ def folded(seen: Any, value: int) -> Any:
 
 
 def opaque_fold(seen: Any, value: int) -> Any:
-    """What is accumulated cannot be saved."""
+    """A fold whose accumulated value cannot be saved."""
     return OPAQUE if value % 10 == BAD else [*seen, value]
 
 
@@ -57,7 +57,7 @@ def joined(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 def refuse_in_a_later_window(seen: list[int], value: int) -> list[int]:
-    """Raises for one of the windows of a value only."""
+    """A fold that raises in only one of a value's windows."""
     return folded(seen, value) if len(seen) == 1 else [*seen, value]
 
 
@@ -213,7 +213,7 @@ class Process:
         self.engine.deliver()
 
     def end(self, end: int = END) -> list[Any]:
-        """The results, when the source has completed."""
+        """Return the results after the source has completed."""
         self.source.observer.on_completed()
         self.feed(end)
         assert self.engine.queries["q"] in (None, "")
@@ -249,7 +249,7 @@ def test_output_with_skipped_value_equals_output_without_it_with_crash_after_eve
 
 @pytest.mark.parametrize("crashes", [False, True])
 def test_skipped_value_between_two_sessions_leaves_both_unchanged(crashes: bool) -> None:
-    times = [0.0, 3.0, 3.2, 1.5, 4.0, 20.0]  # The bad value, the fourth, is between two sessions.
+    times = [0.0, 3.0, 3.2, 1.5, 4.0, 20.0]  # The bad value is the fourth, between two sessions.
     process = Process(IN.pipe(ops.session_window(2, OPAQUE_PAIRS)), times=times)
     for end in range(1, len(times) + 1):
         process.feed(end)

@@ -22,7 +22,9 @@ IN = Source("in")
 
 
 class World:
-    """Queries of one feed. A query that receives a value records it, then does what `acts` says."""
+    """Queries of one feed. A query records each value that it receives, and then executes the action in
+    `acts`.
+    """
 
     def __init__(self, *, tests_first: bool) -> None:
         self.runtime = QueryRuntime(VirtualScheduler())
@@ -95,7 +97,7 @@ def test_value_reaches_running_queries_in_order_of_their_starts(tests_first: boo
 
 
 def test_tap_detached_by_value_does_not_receive_it() -> None:
-    """The second tap of each query is detached by the first one's value."""
+    """The first tap's value detaches the second tap of each query."""
     calls: list[int] = []
     watched = IN.pipe(ops.where(lambda value: calls.append(value) or True))  # type: ignore[func-returns-value]
     output = check_laws(ops.merge(watched)(IN).pipe(ops.take(1)), {"in": hot("12|")})
@@ -121,7 +123,7 @@ def test_on_next_override_of_where_subclass_is_called() -> None:
 
 
 def test_tap_detached_by_value_does_not_receive_it_while_later_query_waits() -> None:
-    """As after a crash: the second query was started after values that come again."""
+    """The same happens after a crash: the second query started after values that the source sends again."""
     calls: list[int] = []
     world = World(tests_first=True)
     watched = IN.pipe(ops.where(lambda value: calls.append(value) or True))  # type: ignore[func-returns-value]

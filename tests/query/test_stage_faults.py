@@ -61,9 +61,9 @@ class Spread(Operator[Any, Any]):
 
 
 class World:
-    """An engine that has recovered, with factories for queries that read a feed, or one key of it.
+    """A recovered engine, with factories for queries that read a feed or one of its keys.
 
-    `broken`: while it has an element, the factories raise it.
+    The factories raise an element of `broken` while it is not empty.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class World:
         self.engine.start(query_id, of, arguments, sink="out")
 
     def crash(self) -> FailingStore:
-        """The store as of the last checkpoint, after which this engine is no more."""
+        """Unload this engine, and return the store as of the last checkpoint."""
         store = FailingStore(self.store.content())
         self.engine.unload()
         return store
@@ -338,7 +338,9 @@ def test_stage_restart_with_failed_checkpoint_becomes_durable_with_next_commit()
 @pytest.mark.parametrize("before", ["in", "s"])
 @pytest.mark.parametrize("now", ["other", "s"])
 def test_query_reading_another_source_in_new_program_receives_all_its_values(before: str, now: str) -> None:
-    """A source has ids of its own: those of the other one at the query's start mean nothing for it."""
+    """Each source has its own ids. The ids of the previous source at the query's start do not apply to the
+    new one.
+    """
     read, store = before, FailingStore()
 
     def program() -> tuple[QueryEngine, Numbers, Numbers, Any]:

@@ -1,7 +1,7 @@
 """Batches with valid checksums and hostile contents: readers decode every batch a node accepts.
 
-The fuzzer knows the structure of a batch. It lays columns and values out as a publisher does, changes some
-of what they say, stores them as some encoder might, and makes the header and both checksums fit.
+The fuzzer knows the structure of a batch. It lays columns and values out as a publisher does, and changes
+some of their fields. It encodes them as some encoder might, and makes the header and both checksums match.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ BLOCK_RAW, BLOCK_RLE = 0, 1
 
 
 def zstd_frame(data: bytes, blocks: Sequence[int], *, checksum: bool, said: int | None = None) -> bytes:
-    """A frame of raw blocks of these sizes; blocks of one byte many times over are of that kind."""
+    """A frame of raw blocks with these sizes. A block that repeats one byte is written as a run-length
+    block.
+    """
     out = [b"\x28\xb5\x2f\xfd", bytes([0xA0 | checksum << 2])]
     out.append((len(data) if said is None else said).to_bytes(4, "little"))
     at, sizes = 0, []
@@ -88,7 +90,7 @@ def zstd_frame(data: bytes, blocks: Sequence[int], *, checksum: bool, said: int 
 
 @dataclass
 class Forged:
-    """A batch to be laid out: what it says, and how it is stored."""
+    """A forged batch: its field values, and how it is stored."""
 
     topics: list[bytes]
     values: list[bytes]
@@ -101,7 +103,9 @@ class Forged:
     rest: bytes = b""
     is_columns: bool = False
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
-    """The headers of message i are at i modulo their number. Without any the batch has no section of them."""
+    """Message i has the headers at index i modulo the length. If the list is empty, the batch has no header
+    section.
+    """
     """Whether `cut` and `rest` are of the frame of the columns; else of that of the values."""
 
     def lay_out(self, first: int, seed: int) -> bytes:
@@ -198,7 +202,7 @@ class Forged:
 def header_parts(
     sets: Sequence[Sequence[tuple[bytes, bytes]]], index: Sequence[int]
 ) -> tuple[list[int], list[int], bytes]:
-    """The section of headers in the dumbest way: its 32-bit words, its 16-bit halves and its bytes."""
+    """A simple encoding of the header section: its 32-bit words, its 16-bit halves and its bytes."""
     pairs = [pair for own in sets for pair in own]
     keys = [*{key: None for key, _ in pairs}]
     words = [len(sets), len(pairs), len(keys)]
@@ -219,7 +223,7 @@ def flags_of(after: dict[str, int]) -> dict[str, int]:
 
 
 def masked(fields: dict[str, int]) -> dict[str, int]:
-    """Fields that fit their widths."""
+    """Limit the fields to their widths."""
     widths = {"topic_count": 16, "flags": 16, "message_count": 32, "columns_bytes": 32, "values_bytes": 32}
     return {name: value % 2 ** widths[name] if name in widths else value for name, value in fields.items()}
 
@@ -279,7 +283,9 @@ def forgeries(draw: st.DrawFn) -> Forged:
 
 
 def session_with(forged: Forged) -> tuple[bytes, int]:
-    """A segment of three batches, the second one forged, and the offset of that one."""
+    """Return a segment of three batches, of which the second is forged, and the offset of the forged
+    batch.
+    """
     seed = HEADER_OF_COPY.seed
     data = encode_segment_header(HEADER_OF_COPY)
     data += batch(BEFORE, seed=batch_seed(seed, len(data)))
@@ -295,7 +301,7 @@ def chunks_of(data: bytes) -> Iterator[Chunk]:
 
 
 def accepts(disk: MemoryDisk, data: bytes, *, quickly: bool = False) -> bool:
-    """Whether a node takes all of the segment; what it took is in `COPY`."""
+    """Whether a node accepts the whole segment. The accepted part is in `COPY`."""
     receiver = SessionReceiver.open(COPY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
     receiver.start_run(Run(0, LIFE))
     try:
@@ -378,7 +384,7 @@ def test_event_loop_and_thread_accept_same_batches(forged: Forged) -> None:
 @settings(max_examples=200)
 @given(forgeries())
 def test_single_batch_is_accepted_if_and_only_if_it_decodes(forged: Forged) -> None:
-    """But for frames of very small blocks, which only nodes refuse."""
+    """Frames with very small blocks are an exception: only nodes reject them."""
     data = forged.lay_out(0, 0)
     header = BatchHeader._make(HEADER.unpack_from(data))
     try:
@@ -400,7 +406,7 @@ def test_single_batch_is_accepted_if_and_only_if_it_decodes(forged: Forged) -> N
         assert decoded is not None
 
 
-# Single faults, each refused by today's name
+# Single faults, each rejected with its current error
 
 
 def forged_frame(values: bytes, **fields: Any) -> bytes:

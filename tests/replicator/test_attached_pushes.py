@@ -23,7 +23,7 @@ WAIT_SECONDS = 120
 
 
 class FakeClient:
-    """Runs until it is told to finish, or as its directory says."""
+    """Runs until `finish` is called, or as its directory name demands."""
 
     def __init__(self, asked: PushRequested, log: list[str]) -> None:
         self.directory, self._log = asked.directory, log
@@ -49,7 +49,7 @@ class FakeClient:
 
 
 class Pushes:
-    """Pushes of fake clients; `log` says what they did, `ended` which are over."""
+    """Pushes of fake clients. `log` records their actions, and `ended` lists the pushes that are over."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -139,7 +139,7 @@ def test_failed_push_is_retried_and_only_once_more_after_finish_request(
 ) -> None:
     async def test(made: Pushes) -> None:
         made.serve(1, "bad")
-        await made.until(lambda: made.log == ["bad begins"] * 3)  # The third time all is well.
+        await made.until(lambda: made.log == ["bad begins"] * 3)  # The third attempt works.
         made.serve(2, "broken")
         await made.until(lambda: made.log.count("broken begins") == 2)
         made.pushes.handle(FinishRequested(2))
@@ -153,7 +153,7 @@ def test_failed_push_is_retried_and_only_once_more_after_finish_request(
 
 
 def test_session_error_is_reported_until_a_node_accepts_session() -> None:
-    """A client that tries again does not clear it: only a node that accepts the session does."""
+    """A client's retry does not clear the error. Only a node that accepts the session does."""
     refused = rt.CertificateError("the node refuses our certificate")
     waiting = EndpointStatus("n1:5002", is_connected=False, error=refused)
     serving = EndpointStatus("n1:5002", is_connected=True)

@@ -94,7 +94,7 @@ class World:
 
     @asynccontextmanager
     async def pulling(self, **options: Any) -> AsyncIterator[asyncio.Future[None]]:
-        """A pull into the copy; it ends with the block, or before by itself."""
+        """Run a pull into the copy until the block ends. The pull may also end earlier by itself."""
         running = asyncio.ensure_future(RepairingPull(self.copy(**options), self.client).run())
         try:
             yield running
@@ -118,7 +118,7 @@ class World:
 
 
 def read_durable(world: World) -> bool:
-    """Whether all that is here is known to be synced."""
+    """Whether the whole copy is known to be synced."""
     from rt.log.scan.directory import read_durable_end
 
     durable = read_durable_end(REAL, str(world.path))
@@ -191,7 +191,7 @@ def test_pull_continues_if_segment_table_is_corrupt_or_missing(
 
 
 def test_corrupt_last_block_of_sealed_segment_is_repaired(tmp_path: Path, pki: Path) -> None:
-    """A pull shows its last block to the node: of a sealed segment it is read back."""
+    """A pull sends its last block to the node. In a sealed segment it reads that block from the disk."""
 
     async def main() -> None:
         world = World(tmp_path, pki)
@@ -250,7 +250,7 @@ def test_repair_waits_until_a_node_is_reachable(tmp_path: Path, pki: Path) -> No
 def test_corrupt_segment_trimmed_by_nodes_ends_pull_with_file_range_and_hint(
     tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
 ) -> None:
-    """A slow node names its log start long before it sends bytes: the pull looks between the two."""
+    """A slow node reports its log start long before it sends bytes. The pull polls between the two."""
     if is_slow:
         monkeypatch.setattr(copy_repair, "_LOOK_SECONDS", 0)
 
@@ -285,7 +285,7 @@ def test_corrupt_filtered_copy_ends_pull_with_hint(tmp_path: Path, pki: Path) ->
                 await until(
                     lambda: world.file(SECOND).exists() and world.file(SECOND).stat().st_size > 50_000
                 )
-            # It goes on with declarations of its own, which one that is made at once has not.
+            # The second pull writes its own declarations. A copy from a single pull does not have them.
             world.grow(60)
             async with world.pulling(topics=["t0", "t2"]):
                 size = world.file(SECOND).stat().st_size

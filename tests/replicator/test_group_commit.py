@@ -19,7 +19,7 @@ WAIT_S = 60
 
 
 class Receiver:
-    """Stores bytes of one segment, and says which thread synced them."""
+    """Stores bytes of one segment, and records which thread synced them."""
 
     def __init__(self) -> None:
         self.segment, self.stored, self.synced = SegmentId(0, 0), 0, 0
@@ -76,7 +76,7 @@ async def stored(sync: GroupCommit, size: int, *receivers: Receiver) -> None:
 
 
 async def begun(count: int = 1) -> tuple[GroupCommit, list[Receiver]]:
-    """Receivers that have synced something: of the first sync it is not known how large it is."""
+    """Receivers with one completed sync, because the size of the first sync is unknown."""
     sync, receivers = GroupCommit(), [Receiver() for _ in range(count)]
     for receiver in receivers:
         sync.add(receiver, receiver.on_synced, receiver.failed.append)

@@ -59,16 +59,16 @@ def node_of(root: Path, **options: Any) -> FakeNode:
 
 
 async def begin(channel: Any, wanted: PullMerged) -> Any:
-    """A pull whose hello is said."""
+    """Start a pull and send its hello."""
     call = channel.get().stream_stream(PULL_METHOD)()
-    with contextlib.suppress(Exception):  # What is wrong, a read says.
+    with contextlib.suppress(Exception):  # A later read reports the error.
         await call.write(encode_pull_request(PullHello("s", wanted)))
     return call
 
 
 @contextlib.asynccontextmanager
 async def hostile(endpoint: str, pki: Path, wanted: PullMerged) -> AsyncIterator[list[Any]]:
-    """Pulls of many certificates, none of which reads."""
+    """Pulls of many certificates that never read."""
     async with contextlib.AsyncExitStack() as stack:
         calls = []
         for number in range(IDENTITIES):
@@ -80,7 +80,7 @@ async def hostile(endpoint: str, pki: Path, wanted: PullMerged) -> AsyncIterator
 
 
 async def read_all(endpoint: str, pki: Path, wanted: PullMerged, size: int) -> bytes:
-    """What a subscriber gets that comes again when it is refused; each time it begins anew."""
+    """Read everything as a subscriber. If the node rejects the pull, start again from the beginning."""
     while True:
         async with pull_channel(endpoint, tls_of(pki, "sub")) as channel:
             call = await begin(channel, wanted)
@@ -124,7 +124,8 @@ def test_pulls_that_never_read_stay_within_budget_while_others_are_served(
 def test_seventeenth_pull_of_one_certificate_raises_overloaded(
     root: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_budget, "STALLED_S", 3600.0)  # None of them reads, and none is ended for it.
+    # No pull reads, and none may end because of that.
+    monkeypatch.setattr(memory_budget, "STALLED_S", 3600.0)
 
     async def main() -> None:
         node = node_of(root)

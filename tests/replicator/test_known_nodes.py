@@ -28,7 +28,7 @@ CLUSTER = bytes(range(16))
 
 
 def members(*names: str, version: int = 1) -> KnownNodes:
-    """Nodes by the addresses that the cluster knows them by."""
+    """Nodes with their addresses in the member list."""
     return KnownNodes(tuple(KnownNode(name, f"{name}.example:5002") for name in names), version)
 
 
@@ -42,15 +42,15 @@ TABLE = [
     ({"s1:1": seed("n1"), "s2:1": seed()}, NO_NODES, []),
     # Seeds that were not tried yet may lead to any node.
     ({"s1:1": seed("n1"), "s2:1": seed()}, THREE, []),
-    # Each node that no seed leads to is used by its own address, in the order of the list.
+    # If no seed leads to a node, the node's own address is used, in the order of the list.
     ({"s1:1": seed("n2")}, THREE, ["n1.example:5002", "n3.example:5002"]),
-    # A seed is a node's own address.
+    # A seed equals a node's own address.
     ({"n1.example:5002": seed("n1")}, THREE, ["n2.example:5002", "n3.example:5002"]),
-    # ... and is not used twice before it answered either.
+    # That address is not used twice, even before it answered.
     ({"n1.example:5002": seed(failures=1)}, THREE, ["n2.example:5002", "n3.example:5002"]),
-    # A seed that failed for a moment stands for the node that answered last.
+    # After a few failures a seed still stands for the node that answered last.
     ({"s1:1": seed("n1", SEED_FAILURES_MAX - 1)}, THREE, ["n2.example:5002", "n3.example:5002"]),
-    # One that goes on failing does not.
+    # After more failures it does not.
     ({"s1:1": seed("n1", SEED_FAILURES_MAX)}, THREE, [node.endpoint for node in THREE.nodes]),
     # A seed that never answered stands for no node.
     ({"s1:1": seed(failures=1)}, THREE, [node.endpoint for node in THREE.nodes]),
@@ -105,7 +105,7 @@ def test_member_list_with_highest_version_is_used_whichever_node_reports_it() ->
     client.record_answer("s1:1", "n1")
     assert not client.learn(CLUSTER, 0, NO_NODES)
     assert client.learn(CLUSTER, 0, members("n1", "n2", version=2))
-    assert not client.learn(CLUSTER, 0, members("n1", version=1))  # Of a node that was cut off.
+    assert not client.learn(CLUSTER, 0, members("n1", version=1))  # From a node that was cut off.
     assert not client.learn(CLUSTER, 0, NO_NODES)  # Of an older node.
     assert not client.learn(bytes(16), 0, members("x1", version=9))  # Of another cluster.
     assert client.in_use == ("s1:1", "n2.example:5002")
@@ -121,9 +121,10 @@ def test_member_list_of_later_epoch_takes_precedence_over_higher_version() -> No
     assert not client.learn(CLUSTER, 1, members("n5", version=99))
     assert client.learn(CLUSTER, 3, members("n2", version=4))
     forced = epoch_of(1 << 16, 5)
-    assert client.learn(CLUSTER, forced, NO_NODES)  # Its line never changed the list.
+    assert client.learn(CLUSTER, forced, NO_NODES)  # The list never changed after this forced reset.
     assert client.known is NO_NODES
-    assert not client.learn(CLUSTER, epoch_of(1 << 16, 6), members("n5", version=99))  # A rival line.
+    # From a competing forced reset.
+    assert not client.learn(CLUSTER, epoch_of(1 << 16, 6), members("n5", version=99))
 
 
 def test_learned_endpoint_reaching_another_node_is_dropped_until_member_list_changes() -> None:
@@ -141,7 +142,7 @@ def test_endpoint_of_non_member_or_of_member_reached_elsewhere_is_irrelevant() -
     client = ClientEndpoints(["s1:1", "s2:1"])
     client.record_answer("s1:1", "n1")
     assert not client.is_beside("s1:1", [])
-    assert not client.is_beside("s2:1", ["n1"])  # The list is not known: every seed matters.
+    assert not client.is_beside("s2:1", ["n1"])  # Without a member list, every seed matters.
     client.learn(CLUSTER, 0, members("n2", "n3"))
     assert client.is_beside("s1:1", [])
     assert not client.is_beside("s2:1", ["n2"])  # It may lead to n3.

@@ -41,7 +41,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Cluster:
-    """Nodes that start, stop, and name their members. They share the files of the merged log."""
+    """Nodes that start, stop, and report their members. They share the files of the merged log."""
 
     def __init__(self, root: Path, pki: Path) -> None:
         self._root, self._pki = root, pki
@@ -78,7 +78,7 @@ class Cluster:
         return KnownNodes(tuple(KnownNode(name, self.endpoints[name]) for name in names), version)
 
     def change(self, version: int, *names: str, known_by: tuple[str, ...] | None = None) -> None:
-        """The members are `names` from now on, as all nodes know, or only some."""
+        """Make `names` the members. All nodes know it, or only the nodes in `known_by`."""
         members = self.members(version, *names)
         for name in self.nodes if known_by is None else known_by:
             self.nodes[name].name_nodes(members)
@@ -103,7 +103,7 @@ class Cluster:
         return all(path.exists() and files_of(REAL, str(path)) == files for path in paths)
 
     def is_acknowledged(self, push: PushClient, *names: str) -> bool:
-        """Whether these nodes have acknowledged all, as the client knows."""
+        """Whether the client knows that these nodes have acknowledged everything."""
         assert push._source is not None
         quorum, size = push._source.quorum, Path(self.publisher.directory, "log.0.0").stat().st_size
         return all(quorum.durable(name).offset == size for name in names)
@@ -112,7 +112,7 @@ class Cluster:
         return Path(copy.path).exists() and files_of(REAL, copy.path) == files_of(REAL, self._log.path)
 
     def pushes(self) -> dict[str, int]:
-        """How many nodes have a stream of the session."""
+        """The number of sessions with a push stream, by node."""
         return {name: len(node.push.sessions) for name, node in self.nodes.items()}
 
     @asynccontextmanager
@@ -197,7 +197,7 @@ def test_push_and_pull_continue_while_cluster_grows_from_three_to_five(tmp_path:
                 cluster.change(1, "n1", "n2", "n3", "n4")
                 cluster.change(2, "n1", "n2", "n3", "n4", "n5")
                 await until(lambda: cluster.has_all("n1", "n2", "n3", "n4", "n5"))
-                # What was replicated stays so. Of five, two are no majority any more.
+                # Replicated messages stay replicated, although two of five nodes are no majority.
                 assert cluster.replicated == level
                 for name in ("n3", "n4", "n5"):
                     cluster.nodes[name].gate.clear()
@@ -258,7 +258,8 @@ def test_removed_member_is_pushed_to_but_does_not_count_in_majority(tmp_path: Pa
                     cluster.nodes[name].gate.clear()
                 later = cluster.publish()
                 await until(lambda: cluster.is_acknowledged(push, "n1", "n2"))
-                assert cluster.replicated == level  # n1 and n2 are two of four, and one of three members.
+                # n1 and n2 are two of four nodes, and only one is a member.
+                assert cluster.replicated == level
                 assert len(push.report.endpoints) == 3
                 cluster.nodes["n3"].gate.set()
                 await until(lambda: cluster.replicated == later)
@@ -283,14 +284,14 @@ def test_node_reached_through_proxy_is_pushed_to_once(tmp_path: Path, pki: Path)
                 cluster.change(1, *names, "n4")
                 await until(lambda: cluster.has_all(*names, "n4"))
                 assert targets(push) == {*seeds, cluster.endpoints["n4"]}
-                # The proxy goes away: the node is reached by the address that the cluster knows.
+                # The proxy stops. The client then reaches the node by its address in the member list.
                 await proxies["n2"].cut()
                 await until(lambda: cluster.endpoints["n2"] in targets(push))
                 cluster.publish()
                 await until(lambda: cluster.has_all(*names, "n4"))
                 assert state(push) == "replicating"
                 assert not push.report.reasons
-                # It comes back, and the session is pushed through it alone.
+                # The proxy returns, and the session is pushed only through it.
                 await proxies["n2"].lead_to(cluster.endpoints["n2"])
                 await until(lambda: cluster.endpoints["n2"] not in targets(push))
                 level = cluster.publish()
@@ -309,7 +310,7 @@ def test_push_with_one_seed_reaches_all_members_and_ignores_older_member_list(
         async with Cluster(tmp_path, pki) as cluster:
             await cluster.start("n1", "n2", "n3", "n4")
             cluster.change(5, "n1", "n2", "n3")
-            cluster.change(4, "n1", "n2", "n4", known_by=("n3",))  # It was cut off.
+            cluster.change(4, "n1", "n2", "n4", known_by=("n3",))  # n3 was cut off and has an older list.
             async with cluster.pushing(cluster.endpoints["n1"]) as push:
                 level = cluster.publish()
                 await until(lambda: cluster.replicated == level and cluster.has_all("n1", "n2", "n3"))
@@ -391,7 +392,7 @@ def test_pull_continues_with_node_outside_its_configuration(tmp_path: Path, pki:
                 cluster.publish()
                 await until(lambda: cluster.is_copied(copy))
                 assert pull.node == "n2"
-                # n2 leaves, and n3 is the only member: a node that is no member is left.
+                # n2 leaves, and n3 is the only member. The pull must leave n2.
                 await cluster.start("n3")
                 cluster.change(2, "n3")
                 await until(lambda: pull.node == "n3")
@@ -499,7 +500,7 @@ class NoChannel:
 def test_stream_to_learned_endpoint_closes_when_seed_reaches_same_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the end of the one would remove what the other has counted."""
+    """Otherwise the end of one stream would remove the progress that the other has counted."""
     monkeypatch.setattr(stream_set, "PushStream", NoStream)
 
     async def main() -> None:
@@ -575,7 +576,7 @@ class Calls:
 
 
 async def turns(count: int = 30) -> None:
-    """Let all that is ready run."""
+    """Let all ready tasks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -584,7 +585,7 @@ async def turns(count: int = 30) -> None:
 def test_progress_arriving_with_new_member_list_counts_only_if_node_stays_member(
     tmp_path: Path, is_member: bool
 ) -> None:
-    """After a forced reset the members are others, and what was merged in the old line may be lost."""
+    """After a forced reset the members differ, and messages merged before it may be lost."""
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish_many([b"v"] * 10)
     old, new = epoch_of(0, 0) + 1, epoch_of(1 << 16, 77)
@@ -610,7 +611,7 @@ def test_progress_arriving_with_new_member_list_counts_only_if_node_stays_member
         calls["b:1"].fail()
         await turns()
         async with asyncio.timeout(WAIT_S):
-            while not calls["b:1"].is_read:  # The stream is tried again.
+            while not calls["b:1"].is_read:  # Wait until the stream reconnects.
                 await asyncio.sleep(0)
         then = KnownNodes(tuple(nodes if is_member else nodes[1:]), 2)
         calls["b:1"].say(PushStart(CLUSTER, old if is_member else new, len(then.nodes), "B", nodes=then))

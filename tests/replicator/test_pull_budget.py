@@ -45,7 +45,7 @@ def test_single_pull_gets_maximum_read_and_chunk_sizes(size: int) -> None:
 @pytest.mark.parametrize("chunk_bytes_max", SIZES)
 @pytest.mark.parametrize("count", [16, 100, 400, 1000])
 def test_stalled_and_stopped_pulls_leave_budget_for_one_more(count: int, chunk_bytes_max: int) -> None:
-    """Each comes alone, is stuck with its first chunk, and is ended."""
+    """Each pull arrives alone, stalls with its first chunk, and is stopped."""
 
     async def main() -> None:
         budget = PullBudget(per_identity_max=count + 1, now=lambda: 0.0)
@@ -84,13 +84,13 @@ class Clock:
 
 
 def run_soon(loop: asyncio.AbstractEventLoop) -> None:
-    """Let all that can go on go on."""
+    """Let all ready tasks run."""
     for _ in range(6):
         loop.run_until_complete(asyncio.sleep(0))
 
 
 class Budgets(RuleBasedStateMachine):
-    """Pulls come, take, send, stall and go, in any order."""
+    """Pulls enter, acquire, send, stall and leave, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Budgets(RuleBasedStateMachine):
         grant = self.granted[hold]
         hold.begin_sending(grant.chunk_bytes)
         if part == 8:
-            return  # Stuck.
+            return  # The pull stalls.
         hold.end_sending(grant.chunk_bytes)
         if part:
             hold.keep(0)
@@ -190,7 +190,7 @@ def test_waiting_pull_is_served_while_all_others_never_read(sizes: list[int], go
             except Overloaded:
                 pass
             finally:
-                hold.stop()  # gRPC keeps the chunk: nobody leaves.
+                hold.stop()  # gRPC keeps the chunk, so the pull does not leave.
 
         hostile = [asyncio.create_task(never_read(budget.enter("x"), size)) for size in sizes]
         served = 0

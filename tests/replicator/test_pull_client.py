@@ -183,7 +183,7 @@ def test_client_switches_from_lagging_node_to_complete_one(tmp_path: Path, pki: 
 
 
 class Silent:
-    """Answers no hello, or says nothing behind its answer."""
+    """Answers no hello, or sends nothing after its answer."""
 
     def __init__(self, node: FakeNode | None = None) -> None:
         self.asked = 0
@@ -221,7 +221,7 @@ def test_client_switches_from_silent_node_to_another(tmp_path: Path, pki: Path, 
 def test_idle_log_causes_no_warning_and_no_longer_backoff(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without warnings, and without longer and longer pauses between two nodes."""
+    """The client logs no warning, and its pauses between two nodes do not grow."""
 
     async def main() -> None:
         source, copy = Source(tmp_path, ("n1", "n2")), LocalCopy(tmp_path / "copy", "s")
@@ -245,7 +245,7 @@ def test_idle_log_causes_no_warning_and_no_longer_backoff(
 def test_unreachable_nodes_are_logged_once_for_each_kind_of_failure(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is named once, and again at times, with the number of attempts between."""
+    """Each failure is logged once. Later log lines include the number of attempts in between."""
     monkeypatch.setattr(client_module, "LOG_AGAIN_SECONDS", math.inf)
 
     async def main() -> None:
@@ -475,11 +475,11 @@ def test_corrupt_acknowledgement_is_logged_once_and_left_out_of_requests(
     assert copy.acknowledged() is not None
 
 
-# Damage on every node
+# Corruption on every node
 
 
 class Telling(LocalCopy):
-    """Notes what it is told that no node has good bytes of."""
+    """Records the ranges for which no node has valid bytes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -512,7 +512,7 @@ def test_corruption_on_all_nodes_is_reported_once_and_pull_resumes_after_repair(
                     node.pull.pull = corrupt_range(node.pull.pull, 100)  # type: ignore[method-assign]
                 endpoints.append(await opened.enter_async_context(node.serving(tls_of(pki, "n1"))))
             async with pulling(copy, endpoints, pki) as client:
-                # Of bad values a node hears only when the receiver is back.
+                # A node learns of corrupt values only when the receiver reconnects.
                 await until(lambda: copy.told and (not is_told_where or copy.told[-1][1] == 100))
                 told, switches = len(copy.told), client.switches
                 await until(lambda: client.switches >= switches + 6)
@@ -521,7 +521,7 @@ def test_corruption_on_all_nodes_is_reported_once_and_pull_resumes_after_repair(
                 assert (start > 0) == (at > 64)
                 assert end == (100 if is_told_where else None)
                 assert all(endpoint in why for endpoint in endpoints)
-                (tmp_path / "whole").write_bytes(good)  # Half of it could be read, and be told.
+                (tmp_path / "whole").write_bytes(good)  # A rename avoids that a reader sees half of the file.
                 (tmp_path / "whole").rename(files[1])
                 await until(lambda: copy.position == 110)
             assert len(copy.told) == told <= 2
@@ -531,7 +531,7 @@ def test_corruption_on_all_nodes_is_reported_once_and_pull_resumes_after_repair(
 
 
 def corrupt_range(pull: Any, end: int) -> Any:
-    """What a node makes of damage that it meets while it serves a pull."""
+    """Wrap a pull so that it reports corruption as a node does."""
 
     async def told(requests: Any, context: Any) -> None:
         try:
@@ -583,7 +583,7 @@ def test_unreached_nodes_are_reported_after_connect_timeout_and_pull_continues(
         port = free_port()
         nobody = f"localhost:{port}"
         async with silent_endpoint() as silent:
-            # It asks the silent node first, which keeps it for longer than the time is.
+            # The client asks the silent node first, which delays it for longer than the timeout.
             nodes = [silent, nobody]
             options: dict[str, Any] = {"connect_timeout_s": 0.05, "start_seconds": 1}
             async with pulling(copy, nodes, pki, **options):
@@ -601,7 +601,7 @@ def test_unreached_nodes_are_reported_after_connect_timeout_and_pull_continues(
 
 
 def test_connect_timeout_starts_after_copy_is_open(tmp_path: Path, pki: Path) -> None:
-    """A large copy on a slow disk: no node has been asked meanwhile."""
+    """Opening a large copy on a slow disk takes time, and no node is asked during that time."""
     seen: list[str] = []
     is_said = threading.Event()
 

@@ -94,7 +94,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Grown:
-    """A merged log that grows by whole rounds of two sessions' messages, a segment a round."""
+    """A merged log that grows by rounds of two sessions' messages, one segment for each round."""
 
     def __init__(self, disk: Disk, root: str = "", path: str = MERGED) -> None:
         self.disk, self.root = disk, root or "/data"
@@ -131,7 +131,7 @@ def grown(disk: MemoryDisk) -> Grown:
 
 
 def known(receiver: MergedReceiver, **changes: Any) -> PullMerged:
-    """What a receiver says it has."""
+    """What a receiver reports about its copy."""
     receiver.drop_unfinished()
     said = {
         "cluster": CLUSTER,
@@ -217,7 +217,9 @@ def test_copy_ending_before_log_start_resumes_at_log_start(disk: MemoryDisk, gro
 def test_copy_longer_than_node_in_earlier_epoch_raises_diverged(
     disk: MemoryDisk, grown: Grown, is_trimmed: bool
 ) -> None:
-    """It followed a node without which the cluster was forced to go on, in the next X."""
+    """The copy followed a node that was lost. The cluster was forced to continue without that node, in the
+    next run.
+    """
     receiver = whole_copy(disk)
     give(receiver, items_of(disk, MERGED))
     other = Grown(disk, root="/other", path="/forced")
@@ -263,7 +265,9 @@ def test_session_copy_is_checked_against_running_checksum(disk: MemoryDisk, grow
 
 
 def damaged(disk: MemoryDisk, path: str, end: int) -> Iterator[MemoryDisk]:
-    """The disk, with a file that has lost its end, or the bytes of it, or a bit, before `end`."""
+    """Variants of the disk in which a file is cut, has zeros, or has a flipped bit, at a place before
+    `end`.
+    """
     good = disk.read(path)
     for place in range(0, end, 23):
         for worse in (good[:place], good[:place] + bytes(len(good) - place)):
@@ -276,7 +280,7 @@ def damaged(disk: MemoryDisk, path: str, end: int) -> Iterator[MemoryDisk]:
 
 
 def test_corrupt_merged_segment_of_node_never_raises_diverged(disk: MemoryDisk, grown: Grown) -> None:
-    """What is left of it ends before the receiver does. Another node may have all of it."""
+    """The rest of the segment ends before the receiver does. Another node may have the whole segment."""
     receiver = whole_copy(disk)
     give(receiver, itertools.takewhile(lambda item: isinstance(item, Chunk), items_of(disk, MERGED)))
     wanted = known(receiver)
@@ -331,7 +335,7 @@ def test_session_pull_needs_node_role_and_name_needs_matching_certificate() -> N
 
 
 def filtered_items(disk: Disk, wanted: PullMerged, *, limit: int = 1 << 20) -> tuple[PullStart, list[Item]]:
-    """What a node sends of a filtered log, until it has nothing more."""
+    """Return everything that a node sends for a filtered log."""
 
     class Logs:
         cluster, epoch, node, merged = CLUSTER, 0, "n1", MERGED
@@ -418,7 +422,9 @@ def test_filtered_copy_follows_growing_log_and_records_complete_position(disk: M
 
 
 def test_filtered_pull_reports_progress_while_no_message_matches(disk: MemoryDisk) -> None:
-    """Else a receiver knows of no progress, and holds the log back, as long as other topics keep coming."""
+    """Otherwise a receiver would see no progress while only other topics arrive, and would keep the log from
+    being trimmed.
+    """
     grown = Grown(disk)
     grown.grow(*[100] * 50, rolls=False)
     with contextlib.closing(Sender(MERGED, LogOffset(0, 0, 0), disk=disk)) as sender:
@@ -446,7 +452,7 @@ def test_filtered_pull_reports_trim_of_log(disk: MemoryDisk, grown: Grown) -> No
 def test_filtered_copy_starts_with_whole_segment_containing_its_position(
     disk: MemoryDisk, grown: Grown
 ) -> None:
-    """Else a reader with an earlier position would miss messages, and no gap would tell it."""
+    """Otherwise a reader with an earlier position would miss messages, and no gap would show it."""
     everything = dumb_filter(disk, ["t1"])
     start, items = filtered_items(disk, PullMerged(topics=("t1",), position=3))
     receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
@@ -461,13 +467,14 @@ def test_filtered_copy_starts_with_whole_segment_containing_its_position(
 
 
 class Puller:
-    """A pull client that says what the test wants."""
+    """A pull client controlled by the test."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
 
     async def ask(self, log: PullMerged | PullSession, stream: str = "s") -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Reading says why.
+        # A later read reports the error.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self.call.write(encode_pull_request(PullHello(stream, log)))
 
     async def hear(self) -> PullReply:
@@ -632,7 +639,8 @@ def test_unauthorized_or_mismatched_pull_is_rejected_with_its_error(
         grown.grow(10, 10)
         async with node.serving(tls_of(pki, "n1")) as endpoint:
             refusal: RtError = Unreachable("Internal error from Core")
-            while "Internal error from Core" in refusal.what:  # gRPC's, where a write meets the call's end.
+            # gRPC reports this if a write meets the end of the call.
+            while "Internal error from Core" in refusal.what:
                 async with puller_of(endpoint, pki, name) as puller:
                     await puller.ask(log)
                     refusal = await puller.failure()
@@ -671,7 +679,7 @@ def test_hold_rejection_is_sent_only_to_its_subscriber(tmp_path: Path, pki: Path
                 assert isinstance(await puller.hear(), PullStart)
             node.pull.refuse_hold("other", "no room")
             node.pull.refuse_hold("n1", "no room")
-            node.pull.refuse_hold("sub", "no room")  # They have all there is: it comes all the same.
+            node.pull.refuse_hold("sub", "no room")  # The rejection arrives although the copies are complete.
             while not isinstance(heard := await sub.hear(), HoldRejected):
                 pass
             assert heard == HoldRejected("sub", "no room")

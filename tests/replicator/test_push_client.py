@@ -69,7 +69,7 @@ async def nodes(count: int = 3, **options: Any) -> AsyncIterator[list[PushNode]]
 
 @contextlib.asynccontextmanager
 async def pushing(directory: str, made: list[PushNode], **options: Any) -> AsyncIterator[PushClient]:
-    """A client at work; it is stopped in the end, and must not have failed before."""
+    """Run a client and stop it at the end. The client must not fail before."""
     client = PushClient(directory, "s", [node.endpoint for node in made], insecure=True, **options)
     task = asyncio.create_task(client.run())
     try:
@@ -190,7 +190,9 @@ def test_stalled_node_blocks_no_other_and_its_unacknowledged_bytes_are_bounded(
 
 
 def recorded_pauses(monkeypatch: pytest.MonkeyPatch, *, longer: float = 0.001) -> list[float]:
-    """The longest that each pause of a stream could be. The shortest ones take 1 ms, the others `longer`."""
+    """Record the upper bound of each pause of a stream. The shortest pauses take 1 ms, the others take
+    `longer`.
+    """
     pauses: list[float] = []
 
     def drawn(_: float, longest: float) -> float:
@@ -219,7 +221,8 @@ def test_node_with_full_disk_is_retried_with_backoff_and_logged_once(
                 made[2].rejection = rt.DiskFull("disk full while writing a batch", where="/data")
                 publisher.publish(b"after")
                 await until(lambda: len(pauses) >= 10)
-                # The first stream had brought something before it ended, so only the second one repeats it.
+                # The first stream made progress before it ended. So only the second stream counts as a
+                # repeated failure.
                 doubled = [min(BACKOFF_SECONDS_MIN * 2**failures, 1.0) for failures in range(6)]
                 assert pauses[1:7] == doubled
                 assert (logged("push_waits"), logged("push_recovered")) == (2, 1)
@@ -227,7 +230,7 @@ def test_node_with_full_disk_is_retried_with_backoff_and_logged_once(
                 await until(lambda: all(node.holds(publisher.directory) for node in made))
                 await until(lambda: logged("push_recovered") == 2)
                 assert not client.report.reasons
-                tried = len(pauses)  # Its stream may end, and pause, while it stops.
+                tried = len(pauses)  # The stream may end and pause while the node stops.
                 await made[2].stop()
                 await until(lambda: len(pauses) > tried)
                 assert pauses[tried] == BACKOFF_SECONDS_MIN
@@ -238,7 +241,7 @@ def test_node_with_full_disk_is_retried_with_backoff_and_logged_once(
 def test_restarted_node_is_retried_at_once_when_another_node_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it no majority takes what is published."""
+    """No majority can store new messages without the restarted node."""
     pauses = recorded_pauses(monkeypatch, longer=10 * WAIT_SECONDS)
 
     async def test() -> None:
@@ -411,7 +414,7 @@ def test_run_closed_by_cluster_raises_fenced_and_next_run_continues(tmp_path: Pa
                 with pytest.raises(rt.Fenced, match="nothing more of this run"):
                     await client.run()
                 assert client._source is not None
-                assert not client._source._epochs  # Of no node that it left does it keep anything.
+                assert not client._source._epochs  # Nothing is kept about nodes that the client left.
                 assert progress_of(publisher).state is PushState.FENCED
             with publisher_in(tmp_path) as publisher:
                 async with pushing(publisher.directory, made):
@@ -483,7 +486,8 @@ def test_push_to_another_cluster_raises_cluster_mismatch_and_sends_no_bytes(tmp_
                 async with pushing(publisher.directory, others):
                     await until(lambda: others[0].holds(publisher.directory))
                     await until(lambda: others[0].cluster == progress_of(publisher).cluster)
-                assert progress_of(publisher).merged == NO_LEVEL  # It was merged in the other one.
+                # The message was merged in the other cluster.
+                assert progress_of(publisher).merged == NO_LEVEL
 
     run(test())
 
@@ -544,7 +548,7 @@ def test_second_client_raises_directory_locked_or_waits_for_first_to_finish(tmp_
                 await until(lambda: is_awaited(publisher.directory))
                 assert not serving.done()
                 first.finish()
-                await serving  # Not drained: it makes way.
+                await serving  # It stops without draining, so that the second client can start.
                 for node in made:
                     node.is_still = False
                 await until(lambda: all(node.holds(publisher.directory) for node in made))
@@ -593,7 +597,7 @@ def test_node_counts_once_and_nodes_without_report_count_as_empty() -> None:
     levels.report("n2", PushProgress(LogOffset(1, 0, 64), 7, 1, 5))
     assert (levels.replicated, levels.merged) == (Level(1, 7), Level(1, 5))
     levels.start("n3", 5, None)
-    assert levels.replicated == Level(1, 5)  # Of five, two are no majority; but what is merged has one.
+    assert levels.replicated == Level(1, 5)  # Two of five are no majority, but merged messages had one.
 
 
 def test_merged_messages_missing_on_connected_node_are_counted_unless_it_lags_far() -> None:
@@ -620,7 +624,7 @@ def test_merged_messages_missing_on_connected_node_are_counted_unless_it_lags_fa
 
 
 def test_progress_of_node_stops_counting_when_its_stream_ends() -> None:
-    """Its disk may be another one when it is back."""
+    """Its disk may have been replaced when it returns."""
     levels = QuorumProgress()
     for node, number in (("n1", 5), ("n2", 9)):
         levels.start(node, 3, None)
@@ -650,7 +654,8 @@ def test_replicated_level_needs_majority_of_known_members_only() -> None:
     levels.known = known_nodes("n2")
     assert (levels.replicated, levels.members) == (Level(0, 8), 1)
     levels.report("n1", PushProgress(LogOffset(0, 0, 64), 9, 0, 9, LogOffset(0, 0, 64)))
-    assert levels.replicated == levels.merged == Level(0, 9)  # It is committed, whoever says so.
+    # The messages are committed, whichever node reports it.
+    assert levels.replicated == levels.merged == Level(0, 9)
 
 
 @given(
@@ -700,7 +705,7 @@ def test_run_is_not_sent_to_any_node_if_directory_sync_fails(tmp_path: Path) -> 
     run(test())
 
 
-# The directory goes away
+# Removed directories
 
 
 @pytest.mark.parametrize("is_reachable", [True, False])

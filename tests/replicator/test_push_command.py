@@ -99,7 +99,7 @@ def test_root_push_includes_later_sessions_and_survives_failure_of_one_session(
     with one_node() as (node, _):
         asyncio.run(serve())
     lock.close()
-    assert {*clients} == {str(good), str(bad)}  # The one that fails may have been tried again.
+    assert {*clients} == {str(good), str(bad)}  # The failing push may have been tried again.
     assert "push_failed" in caplog.text
 
 
@@ -147,7 +147,8 @@ def test_push_exits_with_1_and_reason_when_session_directory_is_removed(tmp_path
         ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         until(lambda: node.holds(directory))
-        # At once: `rmtree` begins with the files, and a missing segment is another reason.
+        # A rename removes the directory at once. `rmtree` would delete the files first, and a missing segment
+        # is another error.
         Path(directory).rename(tmp_path / "away")
         _, said = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 1

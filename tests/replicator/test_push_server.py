@@ -45,20 +45,21 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(tmp_path: Path) -> str:
-    """A session's directory with two lives."""
+    """The directory of a session with two runs."""
     publish(REAL, 2000, 2000, 2000, root=str(tmp_path / "source"))
     return publish(REAL, 100, root=str(tmp_path / "source"))
 
 
 class Client:
-    """A push client that says what the test wants."""
+    """A push client controlled by the test."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
         self.answers: list[PushReply] = []
 
     async def say(self, *said: PushHello | Item) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Reading says why.
+        # A later read reports the error.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for each in said:
                 await self.call.write(encode_push_request(each))  # type: ignore[arg-type]
 
@@ -102,9 +103,9 @@ async def refusal_of(
     items: Callable[[LogOffset], Iterable[Item]] = lambda start: (),
     name: str = "feed",
 ) -> RtError:
-    """How a stream ends that says `items` of where the node wants it to start.
+    """Return the error that ends a stream. The stream sends `items` from the offset that the node requests.
 
-    gRPC loses the reason where a write meets the end of the call. Then it is asked again.
+    gRPC loses the reason if a write meets the end of the call. In that case the call is repeated.
     """
     while True:
         async with client_of(endpoint, pki, name) as client:
@@ -402,7 +403,7 @@ def test_unfinished_large_messages_are_bounded_across_push_streams(tmp_path: Pat
 
 
 class Growing:
-    """A receiver that holds what a test says."""
+    """A receiver whose unfinished bytes the test sets."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -413,7 +414,7 @@ class Growing:
 
 
 class Room:
-    """Unfinished batches of 1,000 bytes together, and a clock that the test moves."""
+    """A limit of 1000 MiB for unfinished batches, and a clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -547,7 +548,7 @@ def test_push_stream_stalled_within_large_message_is_interrupted_when_another_ne
 
 
 class Waiting:
-    """A receiver whose syncs last until they are let go."""
+    """A receiver whose syncs wait until the test releases them."""
 
     def __init__(self, *, error: RtError | None = None) -> None:
         self.path = "/waiting"
@@ -630,7 +631,7 @@ def test_group_commit_syncs_50_receivers_with_2_threads() -> None:
 def test_push_stream_waits_for_closing_stream_if_stream_between_was_cancelled(
     *, is_cancelled_first: bool
 ) -> None:
-    """Two streams would write to one copy."""
+    """Otherwise two streams would write to one copy."""
     hello = encode_push_request(PushHello("s", "feed", bytes(16), None))
     accepted: list[str] = []
     is_closing, may_close = asyncio.Event(), asyncio.Event()
@@ -710,7 +711,7 @@ def test_certificate_dedup_id_allows_any_tilde_suffix(dedup_id: str) -> None:
 def test_push_stream_keeps_no_message_while_waiting_for_next(session: str) -> None:
     kept: list[bytes] = []
     held: list[int] = []
-    """How many messages the stream held each time that it asked for one."""
+    """The number of messages in the stream's memory at each read."""
 
     class Message(bytes):
         def __del__(self) -> None:

@@ -35,7 +35,9 @@ Open = Callable[[MemoryDisk], Receiver]
 
 
 def made(kind: str) -> tuple[MemoryDisk, str, Open]:
-    """A source with several segments on a disk of its own, and how its copy is opened on another."""
+    """Return a disk with a source of several segments, its path, and a function that opens a copy on another
+    disk.
+    """
     disk = MemoryDisk()
     publish(disk, 2000, 2500, 10)
     publish(disk, 300, 10)
@@ -50,7 +52,7 @@ def made(kind: str) -> tuple[MemoryDisk, str, Open]:
 
 
 def receive(receiver: Receiver, items: list[Item], log: Log) -> None:
-    """Give it items and note what is durable after each sync, and what was sealed."""
+    """Pass items to the receiver, and log what is durable after each sync."""
     for item in items:
         give(receiver, [item])
         point = receiver.sync_point()
@@ -69,7 +71,7 @@ def test_receiver_keeps_durable_bytes_and_continues_after_power_cut(kind: str) -
     table = source.read(f"{SESSION}/segments")
 
     def prepare(disk: MemoryDisk) -> None:
-        # The identity of the session, as a node knows it.
+        # Write the session's identity, as a node knows it.
         disk.make_directory(SESSION)
         write_whole(disk, f"{SESSION}/segments", table)
 

@@ -39,7 +39,9 @@ SIZES = st.lists(st.integers(0, 2500), min_size=1, max_size=6)
 
 
 def rolled(disk: MemoryDisk, *rounds: list[int]) -> MergedLogBuilder:
-    """A merged log with a segment for each round of messages of two sessions; open, the last one active."""
+    """An open merged log with one segment for each round of messages of two sessions. The last segment is
+    active.
+    """
     merged = MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="s", disk=disk)
     for index, sizes in enumerate(rounds):
         if index:

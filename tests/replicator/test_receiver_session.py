@@ -107,7 +107,7 @@ def test_session_receiver_rejects_flipped_bit_and_keeps_valid_bytes_before_it(
 
 
 def give_sealing(receiver: SessionReceiver, chunks: list[Item], items: list[Item]) -> None:
-    """The items, with other chunks in the places of theirs."""
+    """Pass the items to the receiver, with `chunks` in place of their chunks."""
     replaced = iter(chunks)
     give(receiver, [next(replaced) if isinstance(item, Chunk) else item for item in items])
 
@@ -470,7 +470,7 @@ class TestSkipping:
         receiver.close()
 
     def test_session_receiver_keeps_its_segments_when_sender_starts_at_later_segment(self) -> None:
-        """The node that has it may be the only one that can still supply it."""
+        """This node may be the only one that can still supply the earlier segments."""
         disk = MemoryDisk()
         publish(disk, 2000, 2000, 2000, 2000)
         items = items_of(disk, SESSION)

@@ -45,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def feeds(root: Path) -> Iterator[Feeds]:
-    """Three segments; the second one has a few MB, so that its index has hops."""
+    """Three segments. The second segment has a few MB, so that its index has hops."""
     made = Feeds(root)
     made.fill(60)
     made.roll()
@@ -423,7 +423,9 @@ def test_time_search_in_files_and_on_nodes_equals_full_scan(feeds: Feeds, log: R
 
 
 def test_log_without_messages_has_empty_bounds_until_first_merge(tmp_path: Path) -> None:
-    """A stream may be read before the first message is published; what it will need is held from then on."""
+    """A stream may be read before the first message is published. From then on the nodes retain what the
+    reader needs.
+    """
     with range_nodes(tmp_path) as nodes:
         log = open_log(nodes)
         assert log.bounds() == (0, 0)
@@ -444,7 +446,7 @@ def test_log_without_messages_has_empty_bounds_until_first_merge(tmp_path: Path)
 def test_bounds_raise_unreachable_if_any_node_cannot_confirm_empty_log(
     tmp_path: Path, unsure: list[int]
 ) -> None:
-    """One that was wiped has nothing either, and knows that this is not all."""
+    """A wiped node also has no messages, but it knows that messages are missing."""
     with range_nodes(tmp_path) as nodes:
         for index in unsure:
             nodes.nodes[index].is_empty = False
@@ -463,14 +465,16 @@ def test_deleted_log_with_known_messages_raises_nothing_merged_yet(tmp_path: Pat
         log = open_log(nodes, patience_seconds=SHORT)
         assert log.bounds()[1] > 0
         (tmp_path / "merged").unlink()
-        log._bounds = None  # What was asked just now is good for a moment.
+        log._bounds = None  # Clear the cached bounds.
         with pytest.raises(NothingMergedYet):
             log.bounds()
         log.close()
 
 
 def test_log_end_is_never_taken_from_node_with_fewer_messages(tmp_path: Path) -> None:
-    """It was wiped, and copies what it had: a query would read a part, a stream would rest."""
+    """The node was wiped and is still copying. With its end, a query would read only a part, and a stream
+    would wait.
+    """
     feeds = Feeds(tmp_path)
     feeds.fill(3)
     feeds.log.sync()

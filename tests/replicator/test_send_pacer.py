@@ -64,7 +64,7 @@ class Clock:
 
 
 class Paced:
-    """`SendPacer` and what they made of what happened."""
+    """A `SendPacer`, and the results of its calls."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -79,7 +79,7 @@ class Paced:
         self.rounds.request(is_urgent=is_urgent)
 
     def send(self, *, round_bytes: int = 1) -> None:
-        """A round of this size is sent, and not merged yet."""
+        """Send a round of this size. It is not merged yet."""
         if self.listens:
             self.want()
         self.sent += round_bytes
@@ -102,7 +102,7 @@ def at(offset: int) -> LogOffset:
 
 @pytest.fixture
 def paced() -> Paced:
-    """A round is on its way: up to 1,000, of which nothing is known to be merged."""
+    """A round up to 1,000 is in flight. None of it is known to be merged."""
     made = Paced()
     made.want()
     made.rounds.record_sent(at(1000))
@@ -184,9 +184,11 @@ def test_closed_pacer_polls_no_more(paced: Paced) -> None:
 
 @pytest.fixture
 def slow(paced: Paced) -> Paced:
-    """Small rounds followed each other, and one is on its way: nobody listens. `looks` counts from now on."""
+    """After a series of small rounds one round is in flight, and nothing listens. `looks` counts polls from
+    this moment on.
+    """
     paced.waiting = 0
-    paced.merge()  # The first small one.
+    paced.merge()  # The first small round.
     for _ in range(1, SMALL_ROUNDS_MIN):
         paced.send()
         assert paced.listens
@@ -215,7 +217,7 @@ def test_listening_resumes_when_round_is_merged_without_waiting_bytes(slow: Pace
 
 
 def test_bytes_written_just_before_listening_resumes_are_polled(slow: Paced) -> None:
-    looked = iter([0, 100])  # When the round is merged, and after listening has begun.
+    looked = iter([0, 100])  # After the merge of the round, and after listening has started.
     slow.rounds._waiting_bytes = lambda _: next(looked)
     slow.merge()
     assert (slow.looks, slow.listens) == (1, True)

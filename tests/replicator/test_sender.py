@@ -40,7 +40,7 @@ CLUSTER = bytes(range(16))
 
 
 class Received:
-    """A receiver that believes everything and checks the laws of the order of items."""
+    """A receiver that accepts everything and checks the order of the items."""
 
     def __init__(self, at: LogOffset | None = None) -> None:
         self.segments: dict[SegmentId, bytes] = defaultdict(bytes)
@@ -102,7 +102,7 @@ def publisher_on(disk: MemoryDisk, **options: object) -> rt.Publisher:
 
 
 def published(disk: MemoryDisk, *sizes: int, **options: object) -> None:
-    """One life that publishes a batch for each of `sizes`."""
+    """Publish one run with a batch for each of `sizes`."""
     with publisher_on(disk, **options) as publisher:
         for size in sizes:
             publisher.publish(os.urandom(size))
@@ -192,7 +192,7 @@ def test_half_written_batch_is_not_sent_until_complete() -> None:
         drained(sender, received)
         got = received.segments[SegmentId(0, 0)]
         assert whole.startswith(got)
-        file.pwritev([bytes(len(whole) - cut)], cut)  # The size is there before the content is.
+        file.pwritev([bytes(len(whole) - cut)], cut)  # The file has its size before its content.
         drained(sender, received)
         file.pwritev([whole[cut:]], cut)
         assert drained(sender, received).segments[SegmentId(0, 0)] == whole
@@ -381,7 +381,7 @@ def test_senders_with_shared_cache_read_once_and_send_same_segments() -> None:
     assert shared._reads == reads
     late = sender_of(disk, start=_second_boundary(disk), shared=shared)
     drained(late, Received(_second_boundary(disk)))
-    assert len(shared._reads) <= len(reads) + 1  # It met the others at the next line of the grid.
+    assert len(shared._reads) <= len(reads) + 1  # From the next grid line on it shares the others' reads.
 
 
 def _second_boundary(disk: MemoryDisk) -> LogOffset:

@@ -21,7 +21,7 @@ from rt.log.scan.directory import list_segments, read_table
 
 KILLS = 15
 SEED = random.randrange(2**32)
-"""Drawn anew for each run; the assertions name it."""
+"""Drawn for each run. The assertions print it, so that a failure can be repeated."""
 DEADLINE_SECONDS = 120
 
 PROGRAM = """
@@ -73,7 +73,7 @@ def test_sender_returns_files_of_publisher_killed_repeatedly(tmp_path: Path) -> 
     for life in range(KILLS):
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path, str(draw.randrange(2**32))])
         wanted, deadline = draw.randrange(50_000, 800_000), time.monotonic() + DEADLINE_SECONDS
-        while wanted > 0 or lives[-1:] != [life]:  # What is taken may be left of the life before.
+        while wanted > 0 or lives[-1:] != [life]:  # The sent data may be left over from the previous run.
             assert time.monotonic() < deadline, SEED
             if sender is None:
                 if (directory / "log.0.0").exists():

@@ -35,7 +35,7 @@ def test_seal_during_sync_report_is_acknowledged_only_after_its_batches_are_repo
     receiver = session_copy(disk)
     reported: list[LogOffset] = []
     answered: list[tuple[LogOffset, LogOffset]] = []
-    """How far is answered, and how far batches were reported then."""
+    """Pairs of the acknowledged offset and the reported batch end at that time."""
 
     def report(found: list[SegmentBoundaries]) -> None:
         reported.extend(LogOffset(*one.segment, one.marks[-1].offset) for one in found)
@@ -58,7 +58,7 @@ def test_seal_during_sync_report_is_acknowledged_only_after_its_batches_are_repo
         monkeypatch.setattr(receiver, "on_synced", on_synced_then_sealed)
         await replica.start_run(run)
         await replica.append(first)
-        for _ in range(2):  # The sync that is reported meanwhile, and the next one.
+        for _ in range(2):  # The sync that is just being reported, and the next one.
             await sync.wait_idle()
             answered.append((replica.progress.durable, reported[-1]))
             sync.request_sync(receiver)

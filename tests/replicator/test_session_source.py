@@ -40,7 +40,9 @@ def merge(log: SessionSource, end: LogOffset) -> None:
 
 
 def send_in_small_rounds(log: SessionSource, end: LogOffset) -> None:
-    """So that nobody listens to writes until the last one, up to `end`, is merged."""
+    """Send small rounds. The log then does not listen to writes until the last round, up to `end`, is
+    merged.
+    """
     log.start(PushStart(CLUSTER, 1, 3, "n1"))
     for left in reversed(range(SMALL_ROUNDS_MIN + 2)):
         reached = end._replace(offset=end.offset - left)
@@ -51,7 +53,7 @@ def send_in_small_rounds(log: SessionSource, end: LogOffset) -> None:
 
 
 def is_looked(tmp_path: Path, *, meanwhile: Callable[[], object]) -> bool:
-    """Whether the streams look when a round is merged during which nobody listened."""
+    """Whether the streams poll after the merge of a round during which the log did not listen."""
     directory = publish(tmp_path)
     end = end_of(directory, 0)
 

@@ -70,7 +70,9 @@ async def pushed(publisher: rt.Publisher, node: PushNode) -> AsyncIterator[PushC
 
 
 def run_with_node(test: Callable[[PushNode, rt.Publisher], Coroutine[Any, Any, None]], root: Path) -> None:
-    """Run a test with a node that is the whole cluster, and a publisher whose session a test pushes to it."""
+    """Run a test with a node that forms the whole cluster, and with a publisher. The test pushes the
+    publisher's session.
+    """
 
     async def run() -> None:
         node = await PushNode("n1", members=1).start()
@@ -90,7 +92,7 @@ def publish(publisher: rt.Publisher) -> None:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A push is stuck, and says so, after a moment."""
+    """Let a push count as stuck, and report it, after a moment."""
     monkeypatch.setattr(stall_detector, "STALLED_SECONDS", 0.05)
     monkeypatch.setattr(session_source, "STATUS_SECONDS", 0.02)
     monkeypatch.setattr(push_client, "STATUS_SECONDS", 0.02)
@@ -106,7 +108,9 @@ def test_stuck_push_names_reason_and_reports_it_to_nodes(tmp_path: Path) -> None
             hellos = 0
 
             def is_stuck() -> bool:
-                """A client that reconnects counts only the bytes after those that the node has."""
+                """Publish again after a reconnect, because a client then counts only bytes that the node does
+                not have.
+                """
                 nonlocal hellos
                 if len(node.hellos) > hellos:
                     hellos = len(node.hellos)
@@ -137,7 +141,7 @@ def test_fully_replicated_session_is_not_stuck_without_merge_reports(
 ) -> None:
     async def test(node: PushNode, publisher: rt.Publisher) -> None:
         publish(publisher)
-        for merges in (True, False):  # The second client hears of no merge.
+        for merges in (True, False):  # The second client receives no merge reports.
             node.merges = merges
             node.statuses.clear()
             async with pushed(publisher, node) as client:

@@ -28,7 +28,7 @@ def chunk(roll: int, offset: int = 0) -> Chunk:
 
 
 def sealed(roll: int) -> SegmentSealed:
-    """Segments of 100 bytes and of 10 positions."""
+    """The end of a segment with 100 bytes and 10 positions."""
     return SegmentSealed(LogOffset(0, roll, 100), 10 * (roll + 1), is_last_of_run=False, sealed_ns=1)
 
 
@@ -146,7 +146,7 @@ def publish_and_merge(publisher: rt.Publisher, merged: MergedLogBuilder) -> None
 
 
 def sizes(disk: MemoryDisk) -> dict[SegmentId, int]:
-    """Of the segments that have messages, and have not been trimmed."""
+    """The sizes of the segments that have messages and are not trimmed."""
     found = {}
     for segment in list_segments(disk, "/merged"):
         file = disk.open(segment_path("/merged", segment))

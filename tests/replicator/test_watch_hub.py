@@ -31,7 +31,7 @@ def directories(root: Path, count: int) -> list[Path]:
 
 @pytest.fixture
 def watches(monkeypatch: pytest.MonkeyPatch) -> list[INotify]:
-    """Those that hubs make, oldest first; other threads of this process have their own."""
+    """The watches that hubs create, oldest first. Other threads of this process have their own list."""
     made: list[INotify] = []
     real = directory_watch.INotify
     monkeypatch.setattr(
@@ -41,7 +41,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[INotify]:
 
 
 async def quiet(*watched: WatchedDirectory) -> list[int]:
-    """Their versions, when all that was written before has been noticed."""
+    """Wait until all earlier writes have been noticed. Return the versions of the directories."""
     versions: list[int] = []
     while versions != (now := [one.version for one in watched]):
         versions = now
@@ -179,7 +179,7 @@ def test_directory_with_second_user_keeps_listening_to_writes(tmp_path: Path) ->
         (tmp_path / "link").symlink_to(one)
         for other in (str(one), str(tmp_path / "link")):
             with hub.watching(str(one)) as watched:
-                hub.listen(watched, to_writes=False)  # Until there is another.
+                hub.listen(watched, to_writes=False)  # Holds until a second user exists.
                 with hub.watching(other) as again:
                     hub.listen(watched, to_writes=False)
                     before = again.version

@@ -34,7 +34,7 @@ RUNS = st.lists(st.lists(st.integers(0, 2000), max_size=4), min_size=1, max_size
 
 
 def offline(*runs: Iterable[int]) -> MemoryDisk:
-    """A session directory with so many runs; what was published in each."""
+    """A session directory with these runs. Each run is given by the sizes of its messages."""
     disk = MemoryDisk()
     for sizes in runs:
         publish(disk, *sizes)
@@ -42,7 +42,7 @@ def offline(*runs: Iterable[int]) -> MemoryDisk:
 
 
 def flat(items: Iterable[Item | WholeRuns]) -> list[Item]:
-    """Items again, one after the other."""
+    """The items as a flat list."""
     found: list[Item] = []
     for item in items:
         found += [one for run in item.runs for one in run.items] if isinstance(item, WholeRuns) else [item]

@@ -11,7 +11,7 @@ from sequencer.rest.http import listener
 
 @pytest.fixture(scope="package", autouse=True)
 def patient_handshakes() -> Iterator[None]:
-    """A machine that stalls for longer than a handshake may take ends no connection of these tests."""
+    """Allow long handshakes, so that a stalled machine ends no connection of these tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "HANDSHAKE_S", 120.0)
         yield

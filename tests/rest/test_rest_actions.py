@@ -100,7 +100,7 @@ def node() -> Iterator[Node]:
         yield Node(pool)
 
 
-# Each of them
+# Each action
 
 
 def test_configuration_post_sets_given_fields_and_returns_full_configuration(node: Node) -> None:
@@ -255,7 +255,7 @@ def test_reset_status_is_idle_before_first_reset(node: Node) -> None:
     assert (status, answer["state"], answer["kind"], answer["startTime"]) == (200, "idle", "", "")
 
 
-# All of them
+# All actions
 
 
 @pytest.fixture(params=ACTIONS, ids=lambda one: one.path)
@@ -432,7 +432,9 @@ def test_feature_level_unknown_to_member_is_rejected_before_command_is_sent(node
 def test_feature_level_refusal_by_leader_returns_409_with_reason_and_hint(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader has reports of its own: it may lack one that the asked node has."""
+    """The leader has its own reports. A report of a member may be missing there although the asked node has
+    it.
+    """
     for one in node.view.standing.nodes:
         one.summary.feature_level_latest = 2
     refused = FeatureLevelRefused("no report", where="member n1", hint="Start it. Then try again.")
@@ -462,7 +464,7 @@ def test_status_reports_feature_level_of_cluster_and_each_member(
     assert {(one["featureLevelLatest"], one["version"]) for one in before["members"]} == {(2, "1.2.3")}
     assert ["something new" in note for note in before["notes"]] == [True]
 
-    for _ in range(2):  # Who got no answer repeats it.
+    for _ in range(2):  # A client without an answer repeats its request.
         assert node.post("/raise-feature-level", {"level": 2}) == (200, {"featureLevel": 2})
 
     assert node.commands.ran == [RaiseFeatureLevel(2)]

@@ -39,7 +39,7 @@ DAY_S = 24 * 3600
 
 
 def whole(*away: str, count: int = 3, **changes: Any) -> pb.Standing:
-    """All members connected but those that are away."""
+    """A standing in which all members are connected, except the names in `away`."""
     made = standing(**changes)
     for number in range(4, count + 1):
         made.nodes.add().CopyFrom(made.nodes[0])
@@ -50,7 +50,7 @@ def whole(*away: str, count: int = 3, **changes: Any) -> pb.Standing:
 
 
 def healthy(**changes: Any) -> NodeSnapshot:
-    """A follower of three that all are there; nothing is held back beyond the log's start."""
+    """A follower in a cluster of three connected members. Nothing is retained beyond the log's start."""
     state = history()
     state.holds = {"sub": SubscriberHold(250, at(35))}
     return node_view(**{"standing": whole(), "state": state, "clients": (), **changes})
@@ -129,7 +129,7 @@ def test_clock_over_one_second_from_median_raises_clock_skew_alarm(
     offsets: tuple[float, float, float], wanted: str
 ) -> None:
     told = whole()
-    for one, offset_s in zip(told.nodes, offsets, strict=True):  # n3, n1, n2
+    for one, offset_s in zip(told.nodes, offsets, strict=True):  # the order is n3, n1, n2
         one.clock_offset_s = offset_s
     assert found(healthy(standing=told)) == ([("clock-skew", "warning")] if wanted else [])
     if wanted:
@@ -242,7 +242,7 @@ def test_certificate_near_expiry_raises_certificate_alarm(left_s: int, wanted: l
         assert ("expired on" if left_s < 0 else "expires on") in the_text(node)
 
 
-# What is behind
+# Lag
 
 
 def test_reachable_member_over_merge_lag_limit_raises_merge_lag_alarm() -> None:
@@ -383,7 +383,7 @@ def test_critical_alarms_are_listed_before_warnings() -> None:
     assert [severity for _, severity in found(node)] == ["critical", "warning", "warning"]
 
 
-# Damaged segments
+# Corrupt segments
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def test_push_without_reports_is_silent_unless_node_is_busy_with_it_or_was_pause
             return client.silent_s
 
         clients.update({}, 100)
-        assert silent_s(7) == 0  # An older push never says how it stands.
+        assert silent_s(7) == 0  # An older client never reports its status.
         watched.record_status(PushStatus(10, 3000))
         assert silent_s(6) == 6
         (client,) = clients.clients()
@@ -372,7 +372,7 @@ def test_push_counts_as_unmerged_only_when_other_messages_are_merged() -> None:
 
         assert unmerged_s(100, 101, 102) == 0  # Nothing waits.
         await watched.next_progress(None)
-        assert unmerged_s(102, 102, 102) == 0  # Nothing is merged at all.
+        assert unmerged_s(102, 102, 102) == 0  # The cluster merges nothing at all.
         assert unmerged_s(103) == 3
         assert unmerged_s(103, 103) == 5
         await watched.close()

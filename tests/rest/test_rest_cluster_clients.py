@@ -26,7 +26,7 @@ def connected(*names: str, left_out: int = 0) -> pb.ConnectedClients:
 
 
 def three(**changes: Any) -> pb.Standing:
-    """n1 answers; a subscriber of each node, and a publisher of n2."""
+    """The standing as n1 reports it. Each node has a subscriber, and n2 also has a publisher."""
     made = standing(**changes)
     for one in made.nodes:
         one.is_connected = one.name != "n1"

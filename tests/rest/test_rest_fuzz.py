@@ -32,7 +32,7 @@ from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state.state_codec import encode_state
 
 EXAMPLES = 12
-"""Of each operation, good ones and bad ones."""
+"""The number of valid and invalid examples for each operation."""
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -65,7 +65,7 @@ class Fuzzed:
         self.schema: Any = schemathesis.openapi.from_dict(self.ask("GET", "/openapi.json").json())
 
     def options(self, name: str) -> dict[str, Any]:
-        """What a request by the holder of that certificate is made with."""
+        """The options of a request with this certificate."""
         if name not in self._sessions:
             self._sessions[name] = requests.Session()
             self._sessions[name].trust_env = False

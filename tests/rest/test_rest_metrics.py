@@ -44,7 +44,9 @@ COUNTS = Counts(
 
 
 def parsed(text: str) -> dict[str, float]:
-    """Samples by name and labels; strict: one HELP, one TYPE, then the samples of that metric alone."""
+    """Samples by name and labels. The parser is strict: one HELP, one TYPE, then only samples of that
+    metric.
+    """
     found: dict[str, float] = {}
     assert text.endswith("\n")
     lines = text[:-1].split("\n")

@@ -32,7 +32,7 @@ PICTURE, PICTURE_SIZE = "status-page.png", (1100, 1445)
 
 
 def answers(*requests: Request) -> list[Any]:
-    """What a node that is served answers."""
+    """The answers of a running node."""
 
     async def ask() -> list[Any]:
         node = PageNode(busy_node)
@@ -141,8 +141,8 @@ def shown(
     path: str = "",
     **options: Any,
 ) -> tuple[Dom, PageNode]:
-    """What the page says after some seconds, and the node that it asked."""
-    chromium()  # Or the test is skipped.
+    """Return the content of the page after some seconds, and the node that it queried."""
+    chromium()  # Skips the test if no browser is installed.
 
     async def whole() -> tuple[Dom, PageNode]:
         node = PageNode(look, **options)
@@ -321,7 +321,7 @@ def test_page_is_shown_for_node_without_leader_and_cluster(tmp_path: Path) -> No
     assert page.rows("sessions") == [] or len(page.rows("sessions")) == 1
 
 
-# The scripts that only work things out, run by the same browser
+# Scripts that only calculate, run by the same browser
 
 CHECKS = """
 import { pauseMs } from "./poll.js";
@@ -383,7 +383,7 @@ def test_page_screenshot_in_docs_is_png_of_expected_size(
     drawn = DOCS / PICTURE
     if request.config.getoption("--rewrite"):
         drawn = tmp_path / PICTURE
-        chromium()  # Or the test is skipped.
+        chromium()  # Skips the test if no browser is installed.
 
         async def draw() -> None:
             node = PageNode(busy_node)

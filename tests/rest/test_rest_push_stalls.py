@@ -18,7 +18,7 @@ from sequencer.rest.views.push_stalls import STALLED_S, TOLD_MAX, stalls_of
 from sequencer.state.state import ConsumedEnd, End
 
 RUNNING = b"\2" * 16
-"""The incarnation of `history` whose run is open."""
+"""The incarnation in `history` whose run is open."""
 PUSH = ClientConnection(PUBLISHER, "", "feed", at(1), incarnation=RUNNING, position=50, merged=40)
 
 
@@ -86,7 +86,9 @@ def test_push_lost_while_silent_stays_stuck_until_its_run_ends() -> None:
 def test_push_lost_by_this_node_is_not_stuck_while_another_node_reports_it(
     node_name: str, session: str, reasons: list[str]
 ) -> None:
-    """The network between them is cut. Closing the session, as the alarm advises, would end a live one."""
+    """The network between this node and the publisher is cut. Closing the session, as the alarm advises,
+    would end a working push.
+    """
     lost = replace(PUSH, silent_s=HUNG_S, ended_ns=at(2))
     told = standing()
     (other,) = (one for one in told.nodes if one.name == node_name)
@@ -128,7 +130,9 @@ def test_stuck_push_alarm_names_session_node_and_next_command() -> None:
 def test_unmerged_push_alarm_names_next_number_only_after_gap_in_dedup_id(
     dedup_id: str | None, consumed: ConsumedEnd | None, position: int, is_told: bool
 ) -> None:
-    """Of `d1`, 40 is next. A new directory under the same name would wait for this one, so it cannot help."""
+    """The next number of `d1` is 40. A new directory with the same name would wait for this one, so it cannot
+    help.
+    """
     state = history()
     state.sessions[2] = replace(state.sessions[2], dedup_id=dedup_id, consumed=consumed)
     (text,) = stuck(node(replace(PUSH, unmerged_s=13.0, position=position, merged=0), state=state))

@@ -44,7 +44,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(pki: Path, tmp_path: Path) -> Callable[[Callable[[Served], Awaitable[None]]], None]:
-    """Runs a test against a node that serves."""
+    """Return a function that runs a test against a serving node."""
 
     def running(check: Callable[[Served], Awaitable[None]]) -> None:
         async def whole() -> None:
@@ -59,7 +59,7 @@ def run(pki: Path, tmp_path: Path) -> Callable[[Callable[[Served], Awaitable[Non
 async def get(
     served: Served, path: str, name: str = "op", *, method: str = "GET", **options: Any
 ) -> tuple[int, Any, Any]:
-    """Status, headers, and the body: JSON, if it is."""
+    """Return the status, the headers, and the body. A JSON body is decoded."""
     url = f"https://127.0.0.1:{served.rest_port}{path}"
     async with (
         aiohttp.ClientSession() as session,
@@ -71,12 +71,12 @@ async def get(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds; the test's deadline ends it otherwise."""
+    """Wait until the condition is true. The test's deadline limits the wait."""
     while not condition():
         await asyncio.sleep(0.005)
 
 
-# Who may ask what
+# Permissions
 
 
 def test_open_connection_gets_403_after_client_certificate_expires(
@@ -172,7 +172,7 @@ def test_port_without_certificates_serves_only_health_and_metrics(run: Any) -> N
     run(check)
 
 
-# What is asked
+# Requests
 
 
 def test_unknown_path_or_invalid_parameter_returns_typed_error(run: Any) -> None:
@@ -391,7 +391,7 @@ def test_endless_body_is_rejected_and_connection_closed(name: str, run: Any) -> 
 async def listening(
     endpoints: tuple[RestEndpoint, ...] = ENDPOINTS, **bounds: Any
 ) -> AsyncIterator[tuple[HttpListener, Dispatcher]]:
-    """A plain port with other bounds, and with `endpoints` for everybody."""
+    """A plain port with other limits. Its `endpoints` are public."""
     public = [replace(one, is_public=True) for one in endpoints]
     with ThreadPoolExecutor(1) as pool:
         answering = Dispatcher(public, node_view, pool, stream=None)
@@ -516,7 +516,7 @@ def test_silent_peers_in_tls_handshake_do_not_block_other_clients(run: Any) -> N
 
 
 class Held:
-    """An answer that takes until it is let go."""
+    """An answer that waits until the test releases it."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -558,7 +558,7 @@ def test_request_above_concurrency_limit_gets_503_with_retry_after(held: Held) -
 
 def test_slow_requests_of_one_identity_do_not_block_other_identities(held: Held, run: Any) -> None:
     async def check(served: Served) -> None:
-        served.rest._pool.submit(held.go.wait)  # What may be large waits behind it.
+        served.rest._pool.submit(held.go.wait)  # Requests with possibly large answers wait for this job.
         app = served.rest.answering["rest"]
         waiting = [
             asyncio.create_task(get(served, "/log-history", "sub")) for _ in range(REQUESTS_PER_IDENTITY_MAX)
@@ -585,7 +585,7 @@ def test_pipelined_requests_on_many_connections_are_all_answered(run: Any) -> No
     run(check)
 
 
-# What goes wrong here
+# Internal errors
 
 
 def test_internal_error_is_logged_and_not_disclosed_to_caller(

@@ -41,7 +41,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Said:
-    """Stands where `Dispatcher` does: answers what a test says, when it says so."""
+    """Replaces `Dispatcher`: the test decides what it answers, and when."""
 
     def __init__(self, body: bytes = b"{}") -> None:
         self.body = body
@@ -49,7 +49,7 @@ class Said:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.failure: RtError | None = None
-        """Ends the call in place of an answer."""
+        """An error that ends the call instead of an answer."""
 
     async def answer(self, request: Request, identity: Identity | None) -> Reply:
         self.asked.append(request)
@@ -64,7 +64,7 @@ class Said:
 
 @contextlib.asynccontextmanager
 async def tunnelled(pki: Path, answering: Any, port: int = 0) -> AsyncIterator[tuple[str, Tunnel]]:
-    """A server with the tunnel alone: its endpoint, and the tunnel."""
+    """A server with only the tunnel. Yields its endpoint and the tunnel."""
     tunnel = Tunnel(lambda: answering)
     server: RpcServer = await serve(
         f"127.0.0.1:{port}", [tunnel.register], roles=TUNNEL_ROLES, tls=tls_of(pki, "n1")
@@ -107,7 +107,7 @@ CASES = [
     ("POST", "/release-hold", b"no JSON"),
     ("POST", "/configuration", b'{"rollBytes": 5, "other": 6}'),
 ]
-"""What asks the same twice gets the same twice."""
+"""Requests with the same answer each time."""
 
 
 @pytest.mark.parametrize("name", ["op", "sub", "feed", "n1"])
@@ -123,7 +123,7 @@ def test_tunnel_response_equals_rest_port_response_for_each_certificate(
                     there = await on_rest_port(served, name, method, path, body)
                     here = await ask([endpoint], tls_of(pki, name), method, path, body)
                     assert here[:2] == there[:2], (method, path)
-                    if path not in {"/status", "/metrics", "/"}:  # These tell of the moment.
+                    if path not in {"/status", "/metrics", "/"}:  # These answers depend on the time.
                         assert here.body == there.body, (method, path)
 
     run(work)
@@ -281,7 +281,7 @@ def test_rejected_certificate_raises_different_error_than_unreachable_node(
 
 @contextlib.asynccontextmanager
 async def slow_to_begin(endpoint: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """An endpoint from which all goes on to the other one, once the event is set."""
+    """An endpoint that forwards everything to the other endpoint once the event is set."""
     may_begin, port = asyncio.Event(), int(endpoint.rpartition(":")[2])
 
     held: list[asyncio.StreamWriter] = []
@@ -319,7 +319,7 @@ async def slow_to_begin(endpoint: str) -> AsyncIterator[tuple[str, asyncio.Event
 
 
 def wait_only_for_others(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
-    """A connection to `slow` is given up at once, as if it had taken too long; others may take their time."""
+    """Let connections to `slow` time out at once, while connections to other nodes have enough time."""
     why_unconnected = rest_module._why_unconnected
 
     async def judge(channel: Channel, _: float) -> RtError | None:

@@ -283,7 +283,7 @@ def test_client_reports_directory_of_log_it_writes_or_reads() -> None:
     }
 
 
-# What is kept, and for whom
+# Holds
 
 
 def test_holds_are_listed_by_name_with_retained_bytes() -> None:
@@ -471,7 +471,7 @@ def test_public_endpoints_reveal_no_failure_details() -> None:
             assert "secret" not in str(endpoint.view(asked(node, None)).body)
 
 
-# Lag, against its definition
+# Lag compared with its definition
 
 
 @given(

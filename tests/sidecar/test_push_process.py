@@ -28,7 +28,9 @@ while line := sys.stdin.buffer.readline():
         os.write(1, json.dumps({"type": "ended", "number": said["number"]}).encode() + b"\\n")
 heard.write(b"end\\n")
 """
-"""Notes what it is told in a file; says that a session has ended when it is to finish it."""
+"""A process that writes each command to a file, and reports a session as ended when it must finish that
+session.
+"""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def a_session(number: int) -> PushRequested:
 
 
 def stepped(process: PushProcess, condition: Callable[[], object], *, later: float = 0.0) -> float:
-    """Step until the condition holds; the time that the last step was told."""
+    """Step until the condition holds, and return the time argument of the last step."""
     deadline, now = time.monotonic() + WAIT_SECONDS, 0.0
     while not condition():
         assert time.monotonic() < deadline
@@ -121,7 +123,7 @@ def test_push_process_serves_sessions_until_they_finish_and_is_dismissed_when_id
     now = stepped(running, lambda: running.load == 0)
     assert told(heard) == ["push 1", "push 2", "finish 1", "finish 2"]
     assert running.due_in(now) == pytest.approx(IDLE_SECONDS)
-    running.serve(a_session(3))  # In time: it is not dismissed.
+    running.serve(a_session(3))  # In time, so the process is not dismissed.
     running.step(time.monotonic() + IDLE_SECONDS + 1)
     assert not running.is_dismissed
     running.finish(3)

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """A local session with two cores; the workers run this very Python."""
+    """Start a local session with two cores. The workers run the Python interpreter of this process."""
     from spark_sessions import local_session
 
     session = local_session(tmp_path_factory.mktemp("spark"), sys.executable, os.environ)
@@ -21,7 +21,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 
 @pytest.fixture(scope="package")
 def sink() -> Iterator[object]:
-    """Three nodes that Spark writes to and reads from; each test has names of its own there."""
+    """Start three nodes that Spark writes to and reads from. Each test uses its own names there."""
     from sink_nodes import running_sink
 
     with running_sink() as sink:

@@ -59,7 +59,9 @@ def reader(path: str, schema: Schema = ALL, **options: str) -> RtReader:
 
 
 def opened(path: str) -> list[str]:
-    """The files below `path` that this process reads; the feeds themselves write theirs."""
+    """Return the files below `path` that this process has open for reading. The feeds only write their
+    files.
+    """
     found = []
     for name in os.listdir("/proc/self/fdinfo"):
         with contextlib.suppress(FileNotFoundError):
@@ -168,7 +170,7 @@ def test_invalid_schema_or_option_raises_one_line_error(
 
 
 def test_schema_with_not_null_columns_is_rejected(feeds: Feeds) -> None:
-    """Spark would refuse the rows, in each task."""
+    """Otherwise Spark would reject the rows in each task."""
     schema = StructType().add("position", LongType(), nullable=False).add("topic", StringType())
     with pytest.raises(rt.InvalidOption, match="columns that are NOT NULL: position"):
         RtDataSource({"path": feeds.path}).reader(schema)

@@ -23,7 +23,9 @@ class Killed(Exception):
 
 
 class Killing(LocalFilesystem):
-    """Is killed instead of the `after`th thing that changes the target."""
+    """A file system that raises `Killed` in place of a change of the target, after the first `after`
+    changes.
+    """
 
     def __init__(self, root: str, after: int) -> None:
         super().__init__(root)
@@ -52,7 +54,7 @@ class Killing(LocalFilesystem):
 
 
 class Copying(Killing):
-    """Moves as object stores do, and may be killed between the copy and the removal."""
+    """Moves files as object stores do, and may be killed between the copy and the removal."""
 
     def move(self, source: str, target: str) -> None:
         self._act()
@@ -64,7 +66,7 @@ class Copying(Killing):
 
 
 def stage(target: ExportTarget, text: str) -> None:
-    """As Spark does."""
+    """Stage files as Spark does."""
     root = Path(open_root(target), target.staging)
     for place in PLACES:
         (root / place).mkdir(parents=True, exist_ok=True)
@@ -78,7 +80,7 @@ def open_root(target: ExportTarget) -> str:
 
 
 def seen(root: Path) -> dict[str, list[str]]:
-    """By directory what readers of Parquet see, in the order of the files' names."""
+    """Return what Parquet readers see in each directory, in the order of the file names."""
     return {
         place: [path.read_text().removesuffix(f" {place}") for path in sorted((root / place).glob("*"))]
         for place in PLACES
@@ -86,7 +88,7 @@ def seen(root: Path) -> dict[str, list[str]]:
 
 
 def export(storage: LocalFilesystem, texts: list[str]) -> list[str]:
-    """Export what is not exported yet, part by part."""
+    """Export the texts that are not exported yet, part by part."""
     target = ExportTarget(storage)
     part = target.open()
     for number in range(0 if part is None else part.end, len(texts)):
@@ -129,7 +131,7 @@ def test_older_export_raises_write_conflict_after_newer_one_opens_target(tmp_pat
 
 
 class Overtaken(LocalFilesystem):
-    """Something happens between the last look at who exports, and the description of a part."""
+    """Calls `happens` between the last check for another exporter and the description of a part."""
 
     happens: Callable[[], None] | None = None
 
@@ -142,7 +144,7 @@ class Overtaken(LocalFilesystem):
 
 @pytest.mark.parametrize("is_faster", [True, False])
 def test_overtaken_export_leaves_target_consistent_in_commit_race(tmp_path: Path, is_faster: bool) -> None:
-    """The other one has begun, and has exported the same positions, or has not got so far."""
+    """The other export has started. It has exported the same positions, or it has not reached them yet."""
     storage = Overtaken(str(tmp_path))
     first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
 
@@ -173,7 +175,7 @@ def test_overtaken_export_leaves_target_consistent_in_commit_race(tmp_path: Path
 
 
 class Slow(LocalFilesystem):
-    """Something happens after a path that ends with `at` was looked at, or before it is written."""
+    """Calls `happens` after a path that ends with `at` is checked, or before it is written."""
 
     at = ""
     happens: Callable[[], None] | None = None
@@ -200,7 +202,7 @@ class Slow(LocalFilesystem):
 
 
 def test_concurrent_exports_renaming_same_files_lose_none(tmp_path: Path) -> None:
-    """The second one arrives while the first has looked at a file, and has not renamed it yet."""
+    """The second export starts when the first one has checked a file and has not renamed it yet."""
     storage = Slow(str(tmp_path))
     first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
     first.open()
@@ -211,7 +213,7 @@ def test_concurrent_exports_renaming_same_files_lose_none(tmp_path: Path) -> Non
 
 
 def test_files_staged_by_later_export_are_kept(tmp_path: Path) -> None:
-    """The first one stops for a while when its part is complete."""
+    """The first export pauses when its part is complete."""
     storage = Slow(str(tmp_path))
     first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
 

@@ -38,7 +38,9 @@ ALL = ("position", "topic", "headers", "value")
 
 @pytest.fixture
 def feeds(tmp_path: Path) -> Iterator[Feeds]:
-    """Batches with equal headers, with different ones, with one set for all, and without any."""
+    """Yield batches with equal headers, with different headers, with one header set for all messages, and
+    without headers.
+    """
     made = Feeds(tmp_path)
     draw = random.Random(11)
     for number in range(60):
@@ -106,7 +108,7 @@ def test_large_headers_give_record_batches_of_bounded_size(
 def test_headers_of_filtered_out_messages_do_not_accumulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a row keeps in memory is counted: the headers of its whole batch."""
+    """A row keeps the headers of its whole batch in memory, so all of them count."""
     monkeypatch.setattr(arrow_batches, "BYTES_MAX", 2**20)
     feeds = Feeds(tmp_path, ["a"])
     with rt.Publisher(tmp_path, "s", publisher_id="b", linger_ms=60_000, fsync="never") as publisher:
@@ -173,7 +175,7 @@ DRAWN_HEADERS = st.lists(st.tuples(NAMES, st.binary(max_size=5)), max_size=4).ma
 
 
 def column(headers: Sequence[Headers | None]) -> pa.Array:
-    """As Spark hands it over."""
+    """Return the headers as Spark passes them."""
     pairs = [None if each is None else [{"key": k, "value": v} for k, v in each] for each in headers]
     return pa.array(pairs, HEADERS)
 
@@ -198,7 +200,7 @@ def test_header_types_with_large_offsets_are_accepted() -> None:
 
 
 def pairs_of(keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Three rows: of no headers, of all these, and of none."""
+    """Return three rows: without headers, with all of these headers, and without headers."""
     pairs = pa.StructArray.from_arrays([keys, values], ["key", "value"])
     ends = pa.array([0, 0, len(keys), len(keys)], pa.int32())
     return pa.ListArray.from_arrays(ends, pairs)
@@ -242,7 +244,7 @@ def test_maximum_number_and_bytes_of_headers_are_accepted() -> None:
 
 
 def spooled(path: Path, headers: Sequence[Headers | None]) -> Spool:
-    """Rows that differ in nothing but their headers."""
+    """Return rows that differ only in their headers."""
     spool = Spool(str(path), "t")
     batches = []
     for at in range(0, len(headers), 3):

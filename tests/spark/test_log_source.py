@@ -27,7 +27,7 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
 
 @pytest.fixture
 def log(feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLog]:
-    """Of which all was looked at that was there before the test."""
+    """Yield a log that has read everything that existed before the test."""
     monkeypatch.setattr(log_source, "LEAP_BYTES", 4 * 2**20)
     made = LocalLog(feeds.path)
     made.bounds()
@@ -37,7 +37,7 @@ def log(feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLog]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each read of a file."""
+    """Record the number of bytes of each read of a file."""
     pread, found = disk._RealFile.pread, []
 
     def counted(self: disk._RealFile, size: int, offset: int) -> bytes:

@@ -1,7 +1,7 @@
 """Every operator inside a group: same results on Spark as in the engine, with each micro-batch run twice.
 
 One job runs all examples of `operator_examples`. The key of a message is the name of the example. Each
-micro-batch is cut short after its results are made, before they count, and is run again by a new query.
+micro-batch is interrupted after it has produced its results and before they count. A new query runs it again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ START = 1_767_225_600 * SECOND
 LIMIT = 420
 """Messages in a micro-batch."""
 END_S = 60
-"""After all timers of the examples."""
+"""A time in seconds after all timers of the examples."""
 REFUSED = {"map_async"}
 
 
@@ -64,7 +64,7 @@ class Longest(Operator[Any, Any]):
 
 
 LATER = {"concat/1", "delay_subscription/0"}
-"""They subscribe to the group after it was handed out, which is refused everywhere."""
+"""They subscribe to the group after it was emitted, which is rejected everywhere."""
 MORE = {
     "own": [(IN.pipe(applied(Longest)), "12-1---3|", "")],
     "delay_subscription": [
@@ -73,7 +73,7 @@ MORE = {
     ],
 }
 QUERIES = {
-    f"{name}/{number}": (query, marbles or "9")  # a group begins with a value
+    f"{name}/{number}": (query, marbles or "9")  # a group starts with a value
     for name, examples in {**EXAMPLES, **MORE}.items()
     for number, (query, marbles, _) in enumerate(examples)
     if name not in REFUSED and f"{name}/{number}" not in LATER
@@ -96,7 +96,9 @@ def example(group: Any) -> Observable[Any]:
 
 
 def plain(event: tuple[str, Any], time_ns: int) -> tuple[str, Any, int]:
-    """Of an error only the kind: its text has an address, which Spark's runtimes count from 0."""
+    """Return an event as plain values. Of an error, keep only the kind: its text contains an address, which
+    Spark's runtimes count from 0.
+    """
     kind, value = event if len(event) == 2 else (*event, None)
     return kind, value[0] if kind == "error" else value, time_ns
 
@@ -114,14 +116,14 @@ def time_of(message: rt.Message) -> int:
 
 
 def merged_log(root: Path, events: Sequence[tuple[float, str, MarbleEvent]]) -> str:
-    """A merged log of them, in the order of their times."""
+    """Return a merged log of the events, in the order of their times."""
     log = MergedLogBuilder(root / "merged", cluster_id=bytes(16), stream="s")
     with rt.Publisher(root, "s", publisher_id="a", fsync="never") as publisher:
         for at_s, key, event in events:
             value = json.dumps([key, event.kind, event.value if event.kind == "next" else None])
             time_ns = START + round(at_s * SECOND)
             publisher.publish(value.encode(), topic="examples", timestamp_ns=time_ns, headers={"h": b"1"})
-        for second in range(END_S, END_S + 2 * LIMIT):  # They end the timers of all keys.
+        for second in range(END_S, END_S + 2 * LIMIT):  # They fire the timers of all keys.
             publisher.publish(b"", topic="time", timestamp_ns=START + second * SECOND)
     log.merge_all([publisher.directory])
     log.close()
@@ -130,7 +132,9 @@ def merged_log(root: Path, events: Sequence[tuple[float, str, MarbleEvent]]) -> 
 
 @pytest.fixture(scope="module", autouse=True)
 def by_value() -> Iterator[None]:
-    """Spark's workers get the examples, not the names of modules that only tests have."""
+    """Send the examples to Spark's workers by value, because the workers do not have the modules of the
+    tests.
+    """
     modules = operator_examples, sys.modules[__name__]
     for each in modules:
         cloudpickle.register_pickle_by_value(each)
@@ -141,7 +145,7 @@ def by_value() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def other_tests_have_the_source() -> Iterator[None]:
-    """Groups of other tests in this process have the same ids."""
+    """Clear the inputs, because groups of other tests in this process have the same ids."""
     yield
     operator_examples.INPUTS.clear()
 
@@ -186,7 +190,7 @@ class Killed(Exception):
 
 
 def on_spark(spark: SparkSession, job: SparkJob, checkpoint: str) -> list[str]:
-    """The results on Spark. Each micro-batch must have the same ones again."""
+    """Return the results on Spark. Each micro-batch runs again, and must have the same results."""
     attempts: defaultdict[int, list[list[str]]] = defaultdict(list)
 
     def take(batch: DataFrame, number: int) -> None:

@@ -72,7 +72,7 @@ job = SparkJob(
 
 
 def orders(root: Path) -> tuple[str, list[tuple[float, dict[str, int]]]]:
-    """A merged log of orders, up to four seconds late, and what is in it."""
+    """Return a merged log of orders, up to four seconds late, and its content."""
     found = [(START + n - (n * 3) % 5, {"user": n % KEYS, "amount": n}) for n in range(COUNT)]
     with rt.Publisher(root, "s", publisher_id="a", fsync="never") as publisher:
         for second, order in found:
@@ -86,7 +86,7 @@ def orders(root: Path) -> tuple[str, list[tuple[float, dict[str, int]]]]:
 
 
 def expected(values: list[tuple[float, dict[str, int]]]) -> dict[int, list[list[int]]]:
-    """What the engine emits, by user."""
+    """Return what the engine emits, by user."""
     window = ops.tumbling_window(
         10, ops.Fold.sum(lambda value: value[1]["amount"]), key_mapper=lambda value: value[1]["user"]
     )

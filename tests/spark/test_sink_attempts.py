@@ -28,7 +28,7 @@ COUNT = 700
 
 @pytest.fixture(autouse=True)
 def no_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts put a context of their own in the place of Spark's."""
+    """Restore Spark's task context after each test, because attempts replace it."""
     monkeypatch.setattr(writer, "_context", writer._context)
 
 
@@ -38,8 +38,8 @@ def asked(sink: Sink, disk: Path, **more: Any) -> dict[str, Any]:
 
 
 def done(sink: Sink, disk: Path, **more: Any) -> list[int]:
-    """Run an attempt to its end, again when its session was ended meanwhile, as Spark does; the first number,
-    and the end.
+    """Run an attempt to its end. Run it again if its session was ended meanwhile, as Spark does. Return the
+    first number and the end.
     """
     for _ in range(3):
         with contextlib.suppress(rt.Fenced):
@@ -48,7 +48,7 @@ def done(sink: Sink, disk: Path, **more: Any) -> list[int]:
 
 
 def dead(sink: Sink, disk: Path, **more: Any) -> None:
-    """Run an attempt that is killed half done, in a process of its own."""
+    """Run an attempt in a separate process that is killed half-way."""
     found = subprocess.run(
         [sys.executable, SCRIPT, json.dumps(asked(sink, disk, **more))],
         capture_output=True,
@@ -70,7 +70,7 @@ def test_task_killed_midway_is_finished_on_another_disk_in_its_first_order(
     assert done(sink, tmp_path / "two", **rows, shuffle=5, finish=True) == [0, COUNT]
 
     assert sink.written("half", 0, COUNT) == rows_of(1, COUNT)
-    # And what the first one left behind arrives when its disk is back, with the next batch.
+    # The messages that the first attempt left behind arrive when its disk is back, with the next batch.
     more = done(sink, tmp_path / "one", **rows | {"seed": 2}, batch=1, finish=True)
     assert more == [COUNT, 2 * COUNT]
     assert sink.written("half", 0, 2 * COUNT) == rows_of(1, COUNT) + rows_of(2, COUNT)

@@ -136,7 +136,7 @@ def test_dedup_group_merged_from_alternating_sessions_has_no_problems(tmp_path: 
 
 
 def batch_end(session: str) -> int:
-    """Where the first batch of a session ends."""
+    """Return the offset at which the first batch of a session ends."""
     header = read_header(REAL, session, SegmentId(0, 0))
     assert header is not None
     content = (Path(session) / "log.0.0").read_bytes()[SEGMENT_HEADER_BYTES:]

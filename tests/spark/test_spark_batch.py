@@ -21,7 +21,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture(scope="module")
 def feeds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feeds]:
-    """Three segments of small batches, of three sessions, one of them compressed."""
+    """Yield three segments with small batches from three sessions. One of the sessions is compressed."""
     made = Feeds(tmp_path_factory.mktemp("batch"))
     for segment in range(3):
         if segment:

@@ -38,7 +38,7 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
 
 
 def message_of(error: PySparkException) -> str:
-    """Without the stack of the JVM."""
+    """Return the error's text without the stack of the JVM."""
     return str(error).split("JVM stacktrace")[0]
 
 
@@ -99,7 +99,7 @@ def test_stream_with_invalid_option_raises_error_naming_it(
     expected: str,
     trigger: dict[str, Any],
 ) -> None:
-    """Spark's runner of streams hides the error of a reader that cannot be made."""
+    """Spark's runner of streams hides the error if a reader cannot be created."""
     frame = spark.readStream.format("rt").schema("position long").options(path=feeds.path, **given).load()
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     with pytest.raises(PySparkException, match=expected):
@@ -149,6 +149,6 @@ with quiet_end():
 
 
 def test_worker_ends_by_sigpipe_without_traceback_if_socket_closes_while_writing_rows() -> None:
-    """As a `limit` ends it."""
+    """A `limit` ends the worker in this way."""
     run = subprocess.run([sys.executable, "-c", WRITING], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (-signal.SIGPIPE, "")

@@ -1,7 +1,7 @@
 """From real files through publishers, three nodes and Spark: query results match the files.
 
-A quarter of all flights from New York in 2013, as `rt demo` publishes them; where that package is not
-installed, of the sources of Python's library.
+The input is a quarter of all flights from New York in 2013, as `rt demo` publishes them. If that package is
+not installed, the input is a quarter of the sources of Python's library.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FEEDS = [f"feed{index}" for index in range(PUBLISHERS)]
 
 @pytest.fixture(scope="module")
 def records() -> list[list[DemoRecord]]:
-    """By publisher: every fourth."""
+    """Return every fourth record, by publisher."""
     return [share(BUILTIN, index, PUBLISHERS)[::4] for index in range(PUBLISHERS)]
 
 
 @pytest.fixture(scope="module")
 def source(sink: Sink, records: list[list[DemoRecord]]) -> Sink:
-    """Nodes that have merged all of it, among what others wrote."""
+    """Return nodes that have merged all records, among messages of other tests."""
     publishers = [sink.publisher(feed) for feed in FEEDS]
     for publisher, some in zip(publishers, records, strict=True):
         for record in some:

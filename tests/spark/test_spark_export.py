@@ -40,7 +40,7 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
 
 
 def exported(target: Path) -> list[tuple[object, ...]]:
-    """As a reader that knows nothing of rt or Spark finds it, sorted by position."""
+    """Return the rows that a reader without rt or Spark finds, sorted by position."""
     table = ds.dataset(target, format="parquet", partitioning="hive").to_table(columns=COLUMNS)
     return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
@@ -63,7 +63,7 @@ def export(
 
 
 def mounted(spark: SparkSession, directory: Path) -> str:
-    """The URL of a directory in a file system that only Hadoop knows."""
+    """Return the URL of a directory in a file system that only Hadoop knows."""
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     conf.set(f"fs.viewfs.mounttable.rt{os.getpid()}.link./data", f"file://{directory}")
     return f"viewfs://rt{os.getpid()}/data"
@@ -234,13 +234,13 @@ def test_export_from_cluster_moves_hold_to_exported_position(
     where = ClusterSource(tuple(sink.nodes.endpoints), sink.nodes.stream, **files)
     target = ExportTarget(LocalFilesystem(str(tmp_path / "target")))
     start = latest_position(**sink.reading("archive"))
-    if start:  # What other tests wrote was exported already.
+    if start:  # Mark the messages of other tests as exported.
         target.open()
         target.commit(0, start, rows=0, log_end=start, time_ns=0)
     with sink.publisher("exported") as publisher:
         numbers = publisher.publish_many([b"%d" % number for number in range(300)], topic="trade")
         publisher.wait(numbers[-1], "merged", 300)
-    sink.nodes.wait_merged(start + 300)  # Now it is written as well, by whatever node is asked.
+    sink.nodes.wait_merged(start + 300)  # Now every node has written the messages, too.
 
     (part,) = Exporter(ExportSettings(where, hold="archive"), target, spark).parts(once=True)
 

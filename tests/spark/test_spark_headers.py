@@ -106,7 +106,7 @@ def test_headers_are_written_once_after_failed_attempt_and_read_back(
 
     @F.udf("binary", useArrow=False)
     def fails_once(value: bytes) -> bytes:
-        """Ends the first attempt of the last partition, when one before it is merged."""
+        """Fail the first attempt of the last partition when an earlier partition is merged."""
         if value == b"row 500" and not Path(marker).exists():
             Path(marker).touch()
             raise RuntimeError("the first attempt fails")
@@ -121,7 +121,7 @@ def test_headers_are_written_once_after_failed_attempt_and_read_back(
         save(rows(spark, "other"), options)
 
     assert len(sink.messages("once-headers", COUNT)) == COUNT
-    from_node = sink.reading("reader") | {"endpoints": sink.nodes.endpoints[0]}  # It has them all by now.
+    from_node = sink.reading("reader") | {"endpoints": sink.nodes.endpoints[0]}  # This node has all rows.
     reading = spark.read.format("rt").options(**from_node, includeHeaders="true").load()
     found = reading.where("session LIKE 'sink~once-headers.%'").select("value", "topic", "headers").collect()
     assert sorted(found, key=lambda row: int(row.value.split()[1])) == rows(spark).collect()

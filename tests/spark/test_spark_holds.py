@@ -22,8 +22,8 @@ LIMIT_BYTES = 64 << 10
 
 @pytest.fixture
 def nodes() -> Iterator[LocalCluster]:
-    """One that keeps about 65 messages, in segments of 20 to 40."""
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    """Start one node that keeps about 65 messages, in segments of 20 to 40."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     try:
         with LocalCluster(root, 1, flags=["--roll-bytes", "32Ki", "--retention-bytes", "64Ki"]) as nodes:
             nodes.start()
@@ -45,7 +45,7 @@ def test_nodes_keep_messages_until_consumer_checkpoint_covers_them(
         got.extend(row.position for row in batch.collect())
 
     def read_all() -> None:
-        """Start the query, or go on from its checkpoint, up to what is merged now."""
+        """Start the query, or continue from its checkpoint, up to the messages that are merged now."""
         frame = spark.readStream.format("rt").schema("position long, value binary").options(**options)
         query = (
             frame.option("maxOffsetsPerTrigger", str(BATCH))
@@ -61,7 +61,7 @@ def test_nodes_keep_messages_until_consumer_checkpoint_covers_them(
         return read_status(nodes.merged_directory("n1"))
 
     def is_trimmed_to(position: int) -> bool:
-        """Whether all is gone that may go while `position` is held."""
+        """Return whether everything is trimmed that may be trimmed while `position` is held."""
         return kept().kept[0].end > position
 
     with rt.Publisher(
@@ -73,19 +73,19 @@ def test_nodes_keep_messages_until_consumer_checkpoint_covers_them(
     ) as publisher:
 
         def publish(count: int) -> None:
-            """In steps that are merged one by one, so that segments end where they may."""
+            """Publish in steps that are merged one by one, so that segments can end between them."""
             for _ in range(count // STEP):
                 numbers = publisher.publish_many([VALUE] * STEP)
                 publisher.flush()
                 publisher.wait(numbers[-1], "merged", 300)
-            nodes.wait_merged(numbers[-1] + 1)  # Written as well: what the query finds.
+            nodes.wait_merged(numbers[-1] + 1)  # Written as well, so the query finds them.
 
-        read_all()  # Before there is anything. From now on it has a hold, at the beginning.
+        read_all()  # The log is empty. From now on the query has a hold at its start.
         publish(3 * BATCH)
         end = 3 * BATCH
         read_all()
         assert got == list(range(end)), "nothing went before it was read"
-        held = end - BATCH  # One micro-batch behind: Spark says no more until it plans the next one.
+        held = end - BATCH  # Spark commits a micro-batch only when it plans the next one.
         publish(3 * BATCH)
         nodes.wait(lambda: is_trimmed_to(held), "what was read to be trimmed")
         assert 0 < kept().start <= held

@@ -1,7 +1,7 @@
 """After a Spark driver is killed, the next driver completes its work with each message once.
 
-One driver does all that can be cut short, and is killed in the middle of it. Before that it is held still
-once, and what is on disk then is kept: it is what a kill at that moment would have left.
+One driver does all work that can be interrupted, and is killed in the middle of it. Before that it is paused,
+and the files on disk at that moment are copied. A kill at that moment would have left the same files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ NAME = "killed"
 
 
 class Victim:
-    """A driver at work below `root`, and the log that it reads: there is always more for it to do."""
+    """A driver that works below `root`, and the log that it reads. There is always more work for the
+    driver.
+    """
 
     def __init__(self, root: Path, sink: Sink) -> None:
         self.seed = random.randrange(2**32)
@@ -74,7 +76,7 @@ class Victim:
             )
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Return when it holds; whatever is done meanwhile, there is more to do."""
+        """Wait until the condition holds. Meanwhile, publish more work for the driver."""
         deadline = time.monotonic() + 900
         while not condition():
             assert self.process.poll() is None, (self.root / "log").read_text()
@@ -86,19 +88,21 @@ class Victim:
             time.sleep(0.005)
 
     def begun(self) -> int:
-        """The micro-batches that were planned on the way into Parquet."""
+        """Return the number of micro-batches that were planned by the query that writes Parquet."""
         return count(self.streamed / "checkpoint" / "offsets")
 
     def done(self) -> int:
-        """Those that are written."""
+        """Return the number of micro-batches that are written."""
         return count(self.streamed / "checkpoint" / "commits")
 
     def exported(self, what: str) -> set[Path]:
-        """What the export has noted: parts that count, or have all their names."""
+        """Return the export's records of one kind: of parts that count, or of parts that have all their
+        names.
+        """
         return {*(self.target / STATE).glob(what)}
 
     def kill_workers(self) -> int:
-        """Kill those that run tasks, forked from a daemon of Spark's; how many there were."""
+        """Kill the workers that run tasks, forked from a Spark daemon. Return their number."""
         workers = [
             pid
             for daemon in descendants(self.process.pid)
@@ -112,14 +116,14 @@ class Victim:
         return len(workers)
 
     def kill(self) -> None:
-        """With all that is in its process group."""
+        """Kill the whole process group of the driver."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def count(directory: Path) -> int:
-    """The micro-batches that a log of a checkpoint knows of."""
+    """Return the number of micro-batches in a log of a checkpoint."""
     return sum(1 for path in directory.glob("[0-9]*")) if directory.exists() else 0
 
 
@@ -131,7 +135,7 @@ def command_of(pid: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def victim(spark: SparkSession, sink: Sink, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    """It was killed."""
+    """Yield a driver that was killed."""
     with nothing_left():
         victim = Victim(tmp_path_factory.mktemp("victim"), sink)
         draw = victim.draw
@@ -139,7 +143,8 @@ def victim(spark: SparkSession, sink: Sink, tmp_path_factory: pytest.TempPathFac
             victim.until(victim.ledger.started)
             assert victim.kill_workers() > 0
 
-            # Planned and not done yet, or done just now; exported, and seen in part or whole.
+            # Copy the files when a batch is planned or just done, and when an exported part is visible in
+            # part or whole.
             wanted, done = draw.randint(1, 3), draw.randint(0, 1)
             victim.until(lambda: victim.begun() >= wanted and victim.done() >= wanted - 1 + done)
             with frozen(victim.process.pid):
@@ -150,7 +155,7 @@ def victim(spark: SparkSession, sink: Sink, tmp_path_factory: pytest.TempPathFac
             with frozen(victim.process.pid):
                 shutil.copytree(victim.target, victim.root / "target-before")
 
-            # Killed while a batch is begun, half done, or just done, and whatever else is under way then.
+            # Kill the driver when a batch is started, half done, or just done, whatever else is under way.
             batch, some = draw.randint(0, 1), draw.randint(0, PARTITIONS)
             victim.until(lambda: victim.ledger.done().batch >= batch and victim.exported("part-*.moved"))
             victim.until(lambda: len(victim.ledger.partitions(victim.ledger.done().batch + 1)) >= some)

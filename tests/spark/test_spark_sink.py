@@ -79,7 +79,7 @@ def test_write_with_rejected_row_is_finished_by_repeat_with_corrected_row(
     spark: SparkSession, sink: Sink
 ) -> None:
     options = sink.options("corrected")
-    rows = spark.range(0, 300, 1, 3)  # Two tasks at a time: one is done when the last one begins.
+    rows = spark.range(0, 300, 1, 3)  # Two tasks run at a time: one is done when the last one starts.
     refused = rows.selectExpr("cast(id as string) value", "repeat('t', if(id = 207, 1025, 1)) topic")
     with pytest.raises(PySparkException) as error:
         save(refused, options)

@@ -48,7 +48,7 @@ def at(position: int, first: int = 0, epoch: int = 1) -> dict[str, int]:
 
 @pytest.fixture
 def forced(feeds: Feeds) -> tuple[int, int]:
-    """The position of a forced reset, and one after it at which another segment begins."""
+    """Return the position of a forced reset, and a later position at which another segment starts."""
     position = feeds.fill(5).stop
     feeds.log.roll(forced_number(1))
     end = feeds.fill(5).stop
@@ -266,7 +266,7 @@ def test_checkpoint_with_invalid_offset_is_rejected(feeds: Feeds, offset: dict[s
 
 
 class FakeLog:
-    """A log from 3 to 30 that notes what is held; it raises what `failure` says."""
+    """A log from 3 to 30 that records holds. It raises `failure` if that is set."""
 
     epoch = 1
 
@@ -299,7 +299,7 @@ def test_consumer_holds_positions_not_covered_by_its_checkpoint(monkeypatch: pyt
     assert fake.held == [("reader1", 7), ("reader1", 20)]
     # The first micro-batch is repeated.
     restarted = holding(fake, monkeypatch, consumer="reader1", startingOffsets="latest")
-    with contextlib.suppress(AttributeError):  # The outline of the log.
+    with contextlib.suppress(AttributeError):  # The fake log has no outline.
         restarted.partitions(restarted.initialOffset(), end)
     assert fake.held == [("reader1", 7), ("reader1", 20)]
 
@@ -351,7 +351,7 @@ def test_stream_reader_can_be_pickled_and_keeps_initial_offset(feeds: Feeds) -> 
 def run(
     frame: DataFrame, checkpoint: Path, take: Callable[[DataFrame, int], None], **trigger: Any
 ) -> list[dict[str, Any]]:
-    """Run a query to its end; the progress of its micro-batches that had rows."""
+    """Run a query to its end, and return the progress of its micro-batches with rows."""
     query = (
         frame.writeStream.foreachBatch(take)
         .option("checkpointLocation", str(checkpoint))

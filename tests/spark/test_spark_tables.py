@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def feeds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feeds]:
-    """In a directory whose name is not the same in a URL."""
+    """Yield feeds in a directory with a name that is escaped in a URL."""
     made = Feeds(tmp_path_factory.mktemp("spark tables") / "with 100% space")
     made.fill(30)
     yield made

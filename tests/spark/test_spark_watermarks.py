@@ -16,11 +16,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SECOND = 10**9
 BASE = 1_700_000_000
-"""A round number of ten seconds since 1970."""
+"""A multiple of ten seconds since 1970."""
 
 
 def publish(feeds: Feeds, *seconds: int, topic: str = "t") -> None:
-    """A message at each of these seconds after `BASE`."""
+    """Publish a message at each of these seconds after `BASE`."""
     for second in seconds:
         feeds.publish("a", [b"v"], topic, [(BASE + second) * SECOND])
     feeds.merge()
@@ -35,13 +35,13 @@ def seconds(column: str) -> str:
 
 
 class Run:
-    """One query with its checkpoint; each call is a start of it, up to the end of the log."""
+    """One query with its checkpoint. Each call runs it up to the end of the log."""
 
     def __init__(self, spark: SparkSession, root: Path, frame: Callable[[], DataFrame]) -> None:
         self._spark, self._root, self._frame = spark, root, frame
 
     def __call__(self) -> list[dict[str, Any]]:
-        """The progress of its micro-batches."""
+        """Run the query, and return the progress of its micro-batches."""
         writer = self._frame().writeStream.format("parquet").outputMode("append")
         writer = writer.option("checkpointLocation", f"{self._root}/checkpoint")
         query = writer.trigger(availableNow=True).start(f"{self._root}/output")
@@ -102,7 +102,7 @@ def test_joined_streams_wait_for_new_message_of_each_stream_after_restart(
         publish(right, 5)
         run()
         assert run.rows() == [(0, 5)]
-        for feeds in (left, right):  # Each has passed the end of the second pair, in a run of its own.
+        for feeds in (left, right):  # Each source passes the end of the second pair, in its own run.
             publish(feeds, 100)
             run()
             assert run.rows() == [(0, 5)]

@@ -30,7 +30,7 @@ print(first > 0, gc.get_freeze_count() - first)
     ],
 )
 def test_modules_are_frozen_once_and_only_in_spark_processes(spec: str, told: str) -> None:
-    """Behind each task Spark walks all that is not."""
+    """After each task Spark's garbage collection visits all objects that are not frozen."""
     run = subprocess.run(
         [sys.executable, "-c", SETTLING.format(spec=spec)], capture_output=True, text=True, check=True
     )
@@ -48,7 +48,7 @@ print(sum(batch.num_rows for batch in gather(rows, columns)), "pandas" in sys.mo
 
 
 def test_worker_does_not_import_pandas_to_read(tmp_path: Path) -> None:
-    """It takes each new worker a third of a second, and each collection of garbage 20 ms."""
+    """The import takes each new worker a third of a second, and each garbage collection 20 ms."""
     pytest.importorskip("pandas")
     feeds = Feeds(tmp_path)
     feeds.fill(300)

@@ -163,7 +163,9 @@ def test_policies_request_no_queue_held_by_another_host(policy: AssignmentPolicy
     ids=["ring", "static", "mature"],
 )
 def test_policies_assign_queue_to_one_host_able_to_reach_it(make: Callable[[], AssignmentPolicy]) -> None:
-    """A reaches no cluster but those of q-5 and q-6, C not that of q-0. Each host sees the others so."""
+    """A reaches only the clusters of q-5 and q-6, and C does not reach the cluster of q-0. Each host sees the
+    others so.
+    """
     reach = {f"q-{number}": frozenset("BC") for number in range(1, 5)}
     reach["q-0"] = frozenset("B")
     served: dict[str, str] = {}
@@ -173,7 +175,7 @@ def test_policies_assign_queue_to_one_host_able_to_reach_it(make: Callable[[], A
         queues = frozenset(queue for queue in MAPPER.queues if queue.name in served)
         taken = policy.assign(replace(found, reach=seen, taken=queues)).take
         for queue in taken:
-            if host in reach.get(queue.name, "ABC"):  # Of another cluster it gets no lease.
+            if host in reach.get(queue.name, "ABC"):  # It gets no lease from a cluster that it cannot reach.
                 assert served.setdefault(queue.name, host) == host
     assert len(served) == 7
     given_up = make().assign(replace(view("C", "ABC", held=[0]), reach=reach)).give_up

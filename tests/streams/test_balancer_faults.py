@@ -22,7 +22,9 @@ LONG_S = 1e6
 
 
 class Counted(MemoryLeases):
-    """Calls take a moment. `raises`: the error that a call raises once, by the call's name."""
+    """Leases with calls that take a moment. `raises`: the error that a call raises once, by the call's
+    name.
+    """
 
     def __init__(self, table: LeaseTable, owner: str = "h1") -> None:
         super().__init__(table, owner)

@@ -30,7 +30,7 @@ UNKNOWN = LeaseResult.TRANSIENT_FAILURE
 
 
 class Faulty(MemoryLeases):
-    """Loses requests or answers."""
+    """Leases that lose requests or answers."""
 
     fault = ""
 
@@ -96,7 +96,7 @@ class World:
             assert not host.balancer.my_queues()
 
     def kill(self, name: str) -> None:
-        """Nothing of it runs any more, and nobody is told."""
+        """Stop everything of the host without notice to the others."""
         if host := self.hosts.pop(name, None):
             host.is_dead = True
             kill(host.balancer)

@@ -45,7 +45,7 @@ def run(
 
 
 async def subscribe_all(provider: StreamProvider, observers: list[Any]) -> list[Subscription]:
-    """Each to a stream of its own, `n/0`, `n/1` and so on."""
+    """Subscribe each observer to a stream of its own: `n/0`, `n/1` and so on."""
     streams = [provider.stream("n", str(number)) for number in range(len(observers))]
     return [await stream.subscribe(observer) for stream, observer in zip(streams, observers, strict=True)]
 
@@ -62,7 +62,7 @@ def many_streams(streams: int, events: int) -> GeneratorQueues:
 
 
 class Task(Collector):
-    """Records the tasks that call it."""
+    """A consumer that records the tasks in which it is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -142,7 +142,7 @@ def test_raising_consumer_is_retried_alone() -> None:
 
 
 class Panic(BaseException):
-    """As extension modules raise it."""
+    """An exception that is not an `Exception`, as some extension modules raise."""
 
 
 def test_consumer_raising_base_exception_fails_without_disturbing_others() -> None:
@@ -221,7 +221,7 @@ def test_consumer_can_subscribe_other_consumers_within_its_call() -> None:
 
 
 def test_consumer_cancelling_its_task_cancels_no_other_consumer() -> None:
-    """At once, without waiting; and later, when the task may serve another consumer."""
+    """The cancellation is raised during the call, or later, when the task may serve another consumer."""
     tasks: list[asyncio.Task[Any]] = []
     cancels = 2
 
@@ -289,7 +289,7 @@ def test_consumer_cancelling_and_uncancelling_its_task_disturbs_no_other_consume
 
 
 class CancelsItself(Collector):
-    """Cancels its task whenever it is asked where it is."""
+    """A consumer that cancels its task in each call of `last_token`."""
 
     asked = 0
     asked_after_close = 0
@@ -305,7 +305,7 @@ class CancelsItself(Collector):
 
 
 def test_consumer_cancelling_its_task_is_not_called_after_close() -> None:
-    """Its stream has no events for longer than `inactive_s`, and then the provider stops."""
+    """The stream has no events for longer than `inactive_s`. Then the provider stops."""
     made: list[CancelsItself] = []
 
     def make(_: StreamId) -> CancelsItself:
@@ -389,7 +389,7 @@ def test_context_variables_set_by_consumer_are_invisible_to_others() -> None:
 
 
 def test_context_variable_replaced_by_equal_value_is_invisible_to_others() -> None:
-    """Two empty lists are equal, but what is added to one is not in the other."""
+    """Two empty lists are equal, but they are different objects: an item added to one is not in the other."""
     bag: ContextVar[list[int]] = ContextVar("bag")
     seen: list[list[int]] = []
 
@@ -479,7 +479,7 @@ def test_stop_waits_only_for_calls_in_progress() -> None:
 
 
 class Plain:
-    """In place of a consumer: it only calls `act` with the task that runs it."""
+    """A substitute for a consumer: it only calls `act` with the task that runs it."""
 
     def __init__(self, act: Callable[[asyncio.Task[None]], Awaitable[object]]) -> None:
         self.act = act
@@ -549,7 +549,7 @@ def test_task_that_waited_runs_no_consumer_woken_meanwhile() -> None:
         tasks.add(Plain(slow))  # type: ignore[arg-type]
         await asyncio.sleep(1)
         tasks.add(Plain(fast))  # type: ignore[arg-type]
-        end.set()  # The slow consumer ends when the turn of the fast one has begun.
+        end.set()  # The slow consumer ends after the fast one's turn has started.
         await until(lambda: ran["fast"])
         assert ran["fast"] != ran["slow"]
 
@@ -585,7 +585,7 @@ def one(_: QueueId, number: int) -> tuple[StreamId, Any]:
 
 
 def test_consumer_calls_do_not_overlap_when_events_arrive_during_call() -> None:
-    """New events, a gap and a resume while the call is under way: never two calls at a time."""
+    """New events, a gap and a resume arrive during a call. Two calls must never overlap."""
     under_way = most = 0
 
     async def act(_: EventBatch) -> None:

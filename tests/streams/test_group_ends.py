@@ -40,7 +40,7 @@ class Positions:
 
 
 class Balancer(LeaseBalancer):
-    """Gives a partition up at once if its work does not end."""
+    """Gives up a partition after 0.05 s if its work does not end."""
 
     def __init__(self, leases: MemoryLeases) -> None:
         super().__init__(leases, times=LeaseTimes(30.0, look_s=0.02, give_up_s=0.05))
@@ -48,7 +48,7 @@ class Balancer(LeaseBalancer):
 
 
 class World:
-    """A log of a few messages of one partition, and one member that handles it."""
+    """A log with a few messages of one partition, and one member that handles them."""
 
     def __init__(self, root: Path) -> None:
         self._log = root / "s" / "sessions" / "feed1"
@@ -59,7 +59,7 @@ class World:
             publisher.publish_many([b"%d" % number for number in range(COUNT)], topic="a")
 
     async def run(self, handler: Handler) -> None:
-        """Until it is stopped. Fails after a time in which it ends on any machine."""
+        """Run the member until it is stopped. Fail after `WAIT_S`."""
         options = GroupOptions(retry_for_s=0, retry_min_s=0.001, retry_max_s=0.001)
         calls = HandlerCalls([TopicHandler("a", handler, None)], options)
         leases = MemoryLeases(LeaseTable(time.monotonic), "workers~m0")
@@ -77,7 +77,7 @@ class World:
 
 
 async def cancelled_within(message: rt.Message) -> None:
-    """As a library does whose own task was cancelled."""
+    """Raise `CancelledError`, as a library does if its own task was cancelled."""
     if message.position == 5:
         raise asyncio.CancelledError
 

@@ -24,7 +24,7 @@ TOPICS = [f"a/{number}" for number in range(8)]
 
 
 class Positions:
-    """The positions that a cluster keeps. Retriable errors come first while `failures` lasts."""
+    """The positions that a cluster stores. The first `failures` calls raise a retriable error."""
 
     def __init__(self, partitions: Partitions) -> None:
         self.held = {partitions.position_name(queue): 0 for queue in partitions.queues}
@@ -149,7 +149,9 @@ def test_failing_message_stops_member_and_is_not_acknowledged(tmp_path: Path) ->
 def test_member_with_expired_leases_acknowledges_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Its process was paused. An operator may have moved the positions back meanwhile, or deleted them."""
+    """The member's process was paused. Meanwhile an operator may have moved the positions back, or deleted
+    them.
+    """
     world = World(tmp_path, count=1)
     handled: list[int] = []
     paused_s = 0.0
@@ -166,7 +168,7 @@ def test_member_with_expired_leases_acknowledges_nothing(
         world.publish(40)
         await until(lambda: len(handled) == 80)
         paused_s = 3600.0
-        monkeypatch.setattr(world.table, "acquire", lambda *_: 0)  # Another member has them.
+        monkeypatch.setattr(world.table, "acquire", lambda *_: 0)  # Another member has acquired the leases.
         world.positions.held = dict.fromkeys(world.positions.held, 0)
         world.positions.failures = 0
         if end == "lost":
@@ -185,7 +187,7 @@ def _fullness(member: Member, bound: str) -> int:
 
 @pytest.mark.parametrize("bound", ["buffer_messages", "buffer_bytes"])
 def test_member_stops_reading_while_its_buffer_is_full(tmp_path: Path, bound: str) -> None:
-    """The size of its messages, and not only their number, is bounded: here 40 MB are to come."""
+    """The buffer limits the size of its messages, not only their number. Here 40 MB of messages follow."""
     world, size = World(tmp_path), 8000 if bound == "buffer_bytes" else 1
     for number in range(5000):
         world.publisher.publish(bytes(size), topic=TOPICS[number % len(TOPICS)])

@@ -68,7 +68,7 @@ def test_options_out_of_range_raise_invalid_option(wrong: dict[str, Any]) -> Non
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 messages of several topics; a batch is small."""
+    """A log of 60 messages of several topics, in small batches."""
     root = tmp_path_factory.mktemp("log")
     with rt.Publisher(root, "s", publisher_id="feed1", batch_bytes=4096) as publisher:
         for number in range(60):
@@ -80,7 +80,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lane_has_each_message_of_its_partition_once_and_in_order(
     log: Path, steps: list[tuple[str, int]]
 ) -> None:
-    """Whatever is opened, closed, read and handled: what a lane hands out continues where it was opened."""
+    """After any order of opens, closes, reads and handled messages, a lane continues where it was opened."""
     partitions = Partitions("workers", ["a/*", "b/*"], 3)
     whole: dict[QueueId, list[int]] = {queue: [] for queue in partitions.queues}
     with rt.LogReader(log) as reader:

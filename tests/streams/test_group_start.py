@@ -22,7 +22,7 @@ WAIT_S = 60.0
 
 
 class Nodes:
-    """Stands where `LeaseCalls` does. A node answers what a test says."""
+    """A substitute for `LeaseCalls`. Its nodes answer as the test specifies."""
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
@@ -127,7 +127,7 @@ def test_group_stopped_before_serve_sends_no_request(
 def test_group_with_some_stored_positions_starts_at_lowest(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the node that takes the others is another one, which does not know these yet."""
+    """The missing positions may be stored through another node, which does not know the stored ones yet."""
 
     class Forgetful(Nodes):
         async def acknowledge(self, positions: Mapping[str, int]) -> GroupProgress:
@@ -156,7 +156,7 @@ def test_group_with_some_stored_positions_starts_at_lowest(
 
 
 def copied(root: Path) -> Path:
-    """A copy of a merged log of 10 messages, of which the first 5 are not there."""
+    """A copy of a merged log of 10 messages, without the first 5."""
     with (
         rt.Publisher(root, "s", publisher_id="feed") as publisher,
         MergedLogBuilder(root / "s" / "merged", cluster_id=bytes(16), stream="s") as merged,
@@ -174,7 +174,9 @@ def copied(root: Path) -> Path:
 def test_group_raises_gap_if_its_copy_starts_after_group_position_and_log_start(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, log_start: int
 ) -> None:
-    """Also with `on_event`, which is told too late. What the nodes trimmed is not missing here."""
+    """The gap is raised even with `on_event`, because an event would come too late. Messages that the nodes
+    trimmed do not count as missing.
+    """
 
     class Kept(Nodes):
         async def acknowledge(self, positions: Mapping[str, int]) -> GroupProgress:
@@ -206,7 +208,7 @@ def test_stop_ignores_event_loop_closed_at_same_moment(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Ending:
-        """It closes between a look at it and a call."""
+        """An event loop that is closed between `is_closed` and the next call."""
 
         def is_closed(self) -> bool:
             return False

@@ -82,7 +82,7 @@ class Machine:
         (self.root / "stores").mkdir(parents=True, exist_ok=True)
 
     def copy_from(self, position: int) -> None:
-        """A copy that begins at `position`, as an earlier time of service leaves it."""
+        """Make a copy that starts at `position`, as after an earlier period of serving the queue."""
         tls = self.nodes.certificate("subscriber", "hosts")
         with rt.Subscriber(
             self.root / "copy",

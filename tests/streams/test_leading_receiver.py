@@ -57,7 +57,7 @@ class Nodes:
 
 
 class Copy:
-    """What it reads, or raises, comes from a queue."""
+    """A copy whose reads and errors come from a queue."""
 
     def __init__(self) -> None:
         self.found = asyncio.Queue[Any]()
@@ -65,7 +65,7 @@ class Copy:
         self.closed = 0
         self.acknowledged: list[int] = []
         self.position: int | None = None
-        """How far it follows the nodes; None: it does not yet."""
+        """The position up to which the copy follows the nodes. None: it does not follow them yet."""
         self.error: Exception | None = None
         self.start, self.known_end = SequenceToken(0), None
 
@@ -93,7 +93,7 @@ class Copy:
 
 
 class World:
-    """A receiver from position `start` on, its nodes and its copy."""
+    """A receiver that starts at position `start`, with its nodes and its copy."""
 
     def __init__(self, start: int = 0) -> None:
         self.copy, self.nodes, self.gaps = Copy(), Nodes(), LogGaps("s")
@@ -230,7 +230,7 @@ def test_acknowledgement_waits_for_copy() -> None:
 def test_events_arrive_once_and_in_order_from_nodes_and_copy(
     nodes: Sequence[int], copy: Sequence[int], waits: Sequence[str]
 ) -> None:
-    """The nodes and the copy bring the same events in reads of any size, in any order of arrival."""
+    """The nodes and the copy deliver the same events, in reads of any size and in any order of arrival."""
 
     async def main() -> None:
         world = World()

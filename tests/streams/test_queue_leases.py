@@ -26,7 +26,7 @@ UNKNOWN = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
 
 
 class ClusterOf:
-    """A cluster that can be away, for all or some owners: calls then end after `call_s`, without a result."""
+    """A cluster that can be away, for all or some owners. Calls then end after `call_s` without a result."""
 
     def __init__(self) -> None:
         self.table = LeaseTable()
@@ -34,11 +34,11 @@ class ClusterOf:
         self.away_for = set[str]()
         self.call_s = 10.0
         self.slow_s = 0.0
-        """How long calls take that change leases, before they do."""
+        """Delay in seconds before a call changes leases."""
 
 
 class Leases(MemoryLeases):
-    """A call whose caller is cancelled takes effect all the same, as one that a node has received."""
+    """Leases whose calls take effect even if the caller is cancelled, as if a node had received the call."""
 
     def __init__(self, cluster: ClusterOf, owner: str) -> None:
         super().__init__(cluster.table, owner)
@@ -134,7 +134,7 @@ def test_hosts_share_queues_evenly_and_each_queue_lease_is_on_its_own_cluster() 
 
 @pytest.mark.parametrize("tenths", range(0, 30, 2))
 def test_host_stopping_during_renewal_leaves_no_lease(tenths: int) -> None:
-    """Its lease would keep its share of the queues from the others until it expires."""
+    """Otherwise its host lease would keep its share of the queues from the other hosts until it expires."""
 
     async def main() -> None:
         clusters = four()
@@ -181,7 +181,7 @@ def test_host_dying_while_cluster_is_unreachable_is_replaced_on_other_clusters()
         one, two = await started(clusters, "h1", "h2")
         clusters["c1"].is_away = True
         await asyncio.sleep(12)
-        one.balancer._keeper.end()  # As if it were killed: nothing is released.
+        one.balancer._keeper.end()  # As after a kill: no lease is released.
         assert one.balancer._poll_task is not None
         one.balancer._poll_task.cancel()
         await asyncio.sleep(15)
@@ -195,7 +195,7 @@ def test_host_dying_while_cluster_is_unreachable_is_replaced_on_other_clusters()
 
 
 class LastFirst(random.Random):
-    """Its order of free queues is the worst one if the last queue cannot be had."""
+    """Puts the last queue first: the worst order if that queue cannot be acquired."""
 
     def shuffle(self, queues: Any) -> None:
         queues.sort(reverse=True)
@@ -228,7 +228,9 @@ def test_queue_of_reachable_cluster_is_taken_over_while_another_cluster_is_unrea
 
 
 def test_stale_host_leases_of_returning_cluster_move_no_queue_of_another_cluster() -> None:
-    """Its leases last for their whole time again when it is back, also those of hosts that are gone."""
+    """When the cluster returns, its leases last for their whole duration again, even those of stopped
+    hosts.
+    """
 
     async def main() -> None:
         clusters = {name: ClusterOf() for name in ("c1", "c2")}

@@ -284,7 +284,7 @@ def test_new_owner_serves_queue_while_previous_owner_is_unaware_of_its_loss(tmp_
             await found.resume(after)
             await until(lambda: len(after.events) == 34)
             assert second.status()[0].state == "served"
-            held.set()  # The first host continues: what it saves now is refused.
+            held.set()  # The first host continues, but its saves are rejected now.
             await until(lambda: first.status()[0].state == "failed")
         with SqliteStore(tmp_path / f"{queue.name}~{2:020d}.db") as store:
             assert SubscriptionStore(store, queue, Fence(2)).low == SequenceToken(100)
@@ -384,7 +384,9 @@ class Keeping(Collector):
 def test_events_are_delivered_in_order_without_loss_after_random_host_failures(
     changes: list[tuple[str, int, float]], cache_events: int, slow_s: float
 ) -> None:
-    """One of three hosts serves at a time. Consumers with stored tokens get each event once; all in order."""
+    """One of three hosts serves at a time. Consumers that store their token get each event once. All
+    consumers get the events in order.
+    """
     queues = GeneratorQueues(three, events=300, rate_per_s=30)
     (queue,) = queues.mapper.queues
     stores = memory_stores()
@@ -607,7 +609,7 @@ def test_queue_lost_while_draining_stops_immediately_without_further_acknowledge
 
 
 class Unanswered(MemoryStore):
-    """From `hang` on, a commit waits until it is interrupted."""
+    """A store whose commits wait until they are interrupted, once `hang` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -635,7 +637,7 @@ class Unanswered(MemoryStore):
 
 @pytest.mark.parametrize("is_draining", [False, True])
 def test_lost_queue_does_not_wait_for_unanswered_commit(*, is_draining: bool) -> None:
-    """Else its host could not serve the queue again when the cluster is back."""
+    """Otherwise the host could not serve the queue again when the cluster returns."""
     queues = MemoryQueues(1)
     (queue,) = queues.mapper.queues
     store, hand = Unanswered(), Hand()
@@ -658,13 +660,13 @@ def test_lost_queue_does_not_wait_for_unanswered_commit(*, is_draining: bool) ->
                     if giving_up is not None:
                         await giving_up
             finally:
-                store.interrupted.set()  # Without it, a test that fails would wait for the thread.
+                store.interrupted.set()  # Otherwise a failed test would wait for the thread.
 
     asyncio.run(main())
 
 
 def test_hanging_stores_do_not_delay_other_queues() -> None:
-    """More of them than the event loop has threads for all."""
+    """The number of hanging stores exceeds the number of threads of the event loop."""
     queues, hand = MemoryQueues(9), Hand()
     stores = {queue: Unanswered() for queue in queues.mapper.queues}
     last = queues.mapper.queues[-1]
@@ -711,7 +713,7 @@ def test_host_stopped_while_agent_starts_leaves_no_store_open() -> None:
 
     class Silent(Hand):
         async def stop(self) -> None:
-            """Tells nobody."""
+            """Do not notify the listeners."""
 
     async def main() -> None:
         queues = GeneratorQueues(three)
@@ -778,8 +780,8 @@ def test_owner_timeout_of_request_is_counted_in_metrics() -> None:
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["from the cache", "from the history"])
 def test_host_paused_past_its_lease_calls_no_consumer_until_it_has_new_lease(is_late: bool) -> None:
-    """The leases' clock jumps in a call, as it does for a host that was paused. No timer has fired then, and
-    no renewal has failed.
+    """The leases' clock jumps during a call, as on a host that was paused. No timer has fired yet, and no
+    renewal has failed.
     """
     queues = GeneratorQueues(three)
     (queue,) = queues.mapper.queues

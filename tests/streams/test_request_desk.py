@@ -94,7 +94,7 @@ def test_request_is_executed_by_next_owner_if_commit_of_first_owner_is_lost(pki:
             held_back = list[Command]()
             world.nodes.held_back = held_back
             asking = asyncio.create_task(world.ask(QueueRequest("end", made)))
-            while not one.made[0].closed:  # All but the owner's commits are decided.
+            while not one.made[0].closed:  # Decide all commands except the owner's commits.
                 for command in held_back:
                     if not isinstance(command, WriteTable):
                         world.nodes.commit(command)
@@ -132,7 +132,7 @@ def test_expired_request_is_not_executed(pki: Path, log: Path) -> None:
 
 def test_request_in_progress_is_not_executed_again_if_clock_jumps() -> None:
     class Fake:
-        """A store with one request, and a commit that lasts."""
+        """A store with one request, which takes several polls to execute."""
 
         id, until_ns, content = b"r" * 16, 60 * 10**9, SUBSCRIBE.encode()
         now_ns = looks = begun = 0
@@ -153,7 +153,7 @@ def test_request_in_progress_is_not_executed_again_if_clock_jumps() -> None:
             self.answers.append(given)
 
         async def commit(self) -> None:
-            """Nothing is kept."""
+            """Store nothing."""
 
     async def work(fake: Fake) -> None:
         desk = RequestDesk("q", fake, fake, fake.carry_out, clock_ns=lambda: fake.now_ns)

@@ -85,7 +85,7 @@ def test_subscribe_with_unknown_consumer_keeps_existing_subscription(pki: Path, 
 
 
 class Recording:
-    """Stores through which any host can ask; the requests are recorded."""
+    """Stores through which any host can send requests. The requests are recorded."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, QueueRequest]] = []
@@ -145,7 +145,7 @@ def test_subscribe_without_room_raises_overloaded_and_other_commits_succeed(
 
 
 class Full(MemoryStore):
-    """Its first commit fails. Answers are rows."""
+    """A store whose first commit fails. Answers are stored as rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Full(MemoryStore):
 
 
 def test_undone_subscription_is_not_in_concurrent_commit() -> None:
-    """Else the owner answers that it made a subscription, and forgets it."""
+    """Otherwise the owner would report that it made a subscription, and then lose it."""
 
     async def main() -> None:
         space = Full()
@@ -224,7 +224,7 @@ def test_resent_request_has_only_remaining_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_node_rejects_late_request_and_limits_wait_to_its_deadline(pki: Path, log: Path) -> None:
-    """Its answer may be forgotten by then: the request would be carried out again."""
+    """The node may have forgotten the answer by then, and the request would be executed again."""
 
     async def work(world: World) -> None:
         async with world.host("one") as one:

@@ -23,15 +23,15 @@ from rt.streams.queue.queue_epoch import QueueEpoch
 from rt.streams.simulate import virtual_time
 
 AT = 200
-"""Where the forced reset takes the log back to."""
+"""The position to which the forced reset takes the log back."""
 BEFORE, AFTER = 500, 900
-"""Where the log ends before it and after it."""
+"""The end of the log before the reset and after it."""
 BEGUN = QueueEpoch(LogEpoch(0, b"", {0: 0}), BEFORE)
 FORCED = QueueEpoch(LogEpoch(1 << 16, b"aa", {0: 0, 1 << 16: AT}), AFTER)
 
 
 class Log(GeneratorQueues):
-    """A log whose cluster names its epoch, or does not answer (None)."""
+    """A log whose cluster reports its epoch, or does not answer (None)."""
 
     def __init__(self, *, is_reset: bool, epoch: QueueEpoch | None, late: int = 0) -> None:
         super().__init__(self._event, events=AFTER if is_reset else BEFORE)
@@ -101,7 +101,7 @@ def test_new_events_are_all_delivered_if_reset_occurs_while_host_reads(knows_epo
 
 
 def test_consumer_resuming_long_after_reset_receives_all_new_events_and_reset_gap() -> None:
-    """All others have passed the reset by then; its own stored position has not."""
+    """All other consumers have passed the reset by then, but the stored position of this one has not."""
 
     async def main() -> None:
         stores, others = memory_stores(), Collector()

@@ -23,7 +23,7 @@ def one(_: QueueId, number: int) -> tuple[StreamId, Any]:
 
 
 class Disk:
-    """The store of the one queue, and what would be on its disk after a kill."""
+    """The store of the one queue, and the content of its disk after a kill."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(None)
@@ -33,7 +33,7 @@ class Disk:
         return self.store
 
     def place(self, subscription_id: str) -> SequenceToken:
-        """Where a host that finds this store continues."""
+        """Return the token from which a host with this store would continue."""
         left = SubscriptionStore(MemoryStore(self.store.content()), QueueId(0, "q"), Fence(2**40))
         return left.place(subscription_id) or left.low or SequenceToken(0)
 
@@ -67,7 +67,7 @@ def test_kill_repeats_only_events_accepted_within_save_every_s_and_two_commits(
 
 
 class Lingering(Collector):
-    """Needs a long time to close."""
+    """A consumer that needs a long time to close."""
 
     async def on_close(self) -> None:
         await super().on_close()
@@ -75,7 +75,7 @@ class Lingering(Collector):
 
 
 def test_consumers_closing_slowly_do_not_delay_saving() -> None:
-    """Their consumers hang in `on_close` after they had no events for `inactive_s`."""
+    """The idle consumers hang in `on_close` after they had no events for `inactive_s`."""
     accepted: list[tuple[float, int]] = []
     idle: list[Lingering] = []
     disk = Disk()
@@ -111,7 +111,6 @@ def test_consumers_closing_slowly_do_not_delay_saving() -> None:
 def test_commits_are_less_frequent_than_save_every_s_if_preparing_them_is_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If preparing a commit takes long, commits are less frequent than `save_every_s`."""
     at: list[float] = []
     commit = SubscriptionStore.commit
 

@@ -150,7 +150,7 @@ def test_simulated_host_leases_match_real_queue_leases() -> None:
             seen.append((lease.name, [answer.result for answer in await leases.renew([lease])]))
         set_away(())
         await look()
-        del seen[-2:]  # `QueueLeases` may still wait for an earlier look at that cluster.
+        del seen[-2:]  # `QueueLeases` may still wait for an earlier poll of that cluster.
         await look()
         for leases, lease in owned:
             seen.append(await leases.release([lease]))

@@ -24,7 +24,7 @@ def at(number: int, index: int = 0) -> SequenceToken:
 
 
 def fill(cache: QueueCache, stream: StreamId, count: int) -> None:
-    """Read one event at a time."""
+    """Fill the cache, with one event for each read."""
     for _ in range(count):
         number = cache.end.sequence_number
         cache.add([batch(stream, [number])], at(number + 1))

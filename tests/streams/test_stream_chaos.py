@@ -31,7 +31,7 @@ def root() -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_chaos_run_has_no_problems_under_host_node_and_cluster_faults(root: Path) -> None:
-    """The smallest setup: each of two clusters is one node, whose death takes the cluster away."""
+    """The smallest setup: each of two clusters has one node, whose failure makes the cluster unavailable."""
     chaos = StreamChaos(
         root, seed=3, decks=1, kinds=KINDS, nodes=1, rate_hz=50, lease_s=5.0, away_s=6.0, limit_s=math.inf
     )
@@ -66,7 +66,7 @@ def test_chaos_run_without_published_events_reports_problem(
     assert outcome.problems == ["nothing was published: the run proves nothing"]
 
 
-# The judge
+# Verdict
 
 
 def call(
@@ -76,7 +76,7 @@ def call(
 
 
 def judged(*notes: tuple[str, Note], published: int = 3, limit_s: float = math.inf) -> list[str]:
-    """Problems of one stream, whose keepers' results are right."""
+    """Return the problems of one stream, given correct results of its keepers."""
     verdict = Verdict({A: "east"})
     verdict.published[A] += [float(number) for number in range(published)]
     for life, note in notes:
@@ -122,7 +122,7 @@ def test_verdict_reports_skipped_or_missing_events_of_consumer_without_token(
 
 @pytest.mark.parametrize(("first", "is_right"), [(0, True), (1, True), (2, False)])
 def test_verdict_expects_events_published_after_subscription_from_end(first: int, *, is_right: bool) -> None:
-    """It existed at 0.5 s. Event 1 was published at 1 s."""
+    """The subscription existed at 0.5 s. Event 1 was published at 1 s."""
     found = judged(*all_calls("tail"), ("h1.1", call("tail", [(first, 3)])))
     assert (found == []) is is_right
 
@@ -197,7 +197,7 @@ def test_results_append_fails_if_writer_missed_newest_line(tmp_path: Path) -> No
     assert second.last == 3
     assert second.append([(4, "c")])
     with path.open("ab") as file:
-        file.write(b"\n4 5:d 6:")  # A kill tore the line.
+        file.write(b"\n4 5:d 6:")  # A line that was cut off by a kill.
     assert not first.append([(4, "c"), (5, "d")])
     assert first.last == 4
     assert first.append([(5, "d")])

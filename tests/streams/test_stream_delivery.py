@@ -569,7 +569,8 @@ def test_invalid_options_and_calls_are_rejected() -> None:
                 await provider.start()
             with pytest.raises(Closed, match="cannot call start: the provider was already started"):
                 await provider.__aenter__()
-            await provider.stream("n", "a").publish([1])  # The one that runs was not closed by that.
+            # The failed starts did not close the running provider.
+            await provider.stream("n", "a").publish([1])
         with pytest.raises(Closed, match="the provider is closed"):
             await provider.stream("n", "a").publish([1])
         with pytest.raises(Closed, match="cannot call consumer: the provider is closed"):

@@ -398,7 +398,7 @@ def test_cancelled_unsubscribe_or_resume_still_takes_effect(act: str) -> None:
 
 
 def test_subscription_unsubscribed_while_cache_is_full_stays_removed() -> None:
-    """The agent evicts it while `stop` waits for its last call."""
+    """The agent evicts the subscription while `stop` waits for the subscription's last call."""
     stores = memory_stores()
 
     async def program(provider: StreamProvider) -> None:
@@ -597,7 +597,7 @@ def test_subscription_of_removed_pattern_can_be_unsubscribed() -> None:
 
 @pytest.mark.parametrize("before", [None, 10**16])
 def test_memory_queue_tokens_exceed_those_of_previous_process(before: int | None) -> None:
-    """The store outlives the queues, and the clock of the previous process may have been ahead."""
+    """The store outlives the queues. The clock of the previous process may have been ahead."""
     stores = memory_stores()
     got: list[Collector] = []
 
@@ -643,7 +643,9 @@ def test_events_published_before_first_read_get_tokens_after_stored_position() -
 
 
 def test_subscribe_with_unknown_commit_outcome_raises_and_store_is_reopened() -> None:
-    """The commit may have happened: a second `subscribe` makes two, and the first can be ended."""
+    """The commit may have happened. Then a second `subscribe` makes a second subscription, and the first one
+    can be ended.
+    """
     content: dict[str, Any] = {}
     is_failing = False
 
@@ -691,7 +693,7 @@ def test_subscribe_with_unknown_commit_outcome_raises_and_store_is_reopened() ->
 
 
 def test_idle_stream_evicted_from_memory_returns_without_gaps_or_duplicates() -> None:
-    """One consumer stays behind the others, so that positions are stored separately."""
+    """One consumer lags behind the others, so that positions are stored separately."""
     got: dict[str, list[Collector]] = {}
 
     def make(stream: StreamId) -> Collector:

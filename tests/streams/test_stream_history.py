@@ -77,7 +77,7 @@ def append(feeds: Feeds, numbers: range) -> None:
 
 
 class Hosts:
-    """Hosts with a copy each. `stores` is shared, as the file of one store is."""
+    """Hosts that each have a copy. They share `stores`, like the file of one store."""
 
     def __init__(self, root: Path, nodes: RangeNodes) -> None:
         self._root = root
@@ -93,7 +93,7 @@ class Hosts:
         return StreamProvider("p", queues, stores=stores or self.stores, options=FAST, host=host)
 
     def copy_from(self, host: str, position: int) -> None:
-        """Give the host a copy that begins at `position`, as an earlier time of service leaves it."""
+        """Give the host a copy that starts at `position`, as after an earlier period of serving the queue."""
         with rt.Subscriber(
             self._root / host,
             "s",
@@ -186,7 +186,7 @@ def test_gap_is_reported_only_for_events_trimmed_on_nodes(hosts: Hosts, feeds: F
                 await until(lambda each=each: len(each.events) >= len(numbers("a", 1000)))
         assert got.events == first.events == numbers("a", 1000)
         assert [(gap.wanted, gap.resumed) for gap in got.gaps] == [(SequenceToken(200), SequenceToken(1000))]
-        assert first.gaps == []  # It asked for what there is.
+        assert first.gaps == []  # It requested only events that are available.
 
     asyncio.run(main())
 
@@ -214,7 +214,7 @@ def test_history_read_waits_while_two_nodes_are_down_and_completes_with_one_down
 
 @contextlib.asynccontextmanager
 async def _at_end(hosts: Hosts, host: str) -> object:
-    """A provider whose agent has read everything."""
+    """Yield a provider whose agent has read all events."""
     stores = memory_stores()
     last = Collector()
     async with hosts.provider(host, stores=stores) as provider:
@@ -249,7 +249,7 @@ def value_of(metrics: str, name: str) -> int:
 
 @contextlib.contextmanager
 def copy_that_does_not_grow(directory: Path) -> Iterator[None]:
-    """Another one has the lock of its pull client, and does nothing."""
+    """Hold the lock of the copy's pull client, so that nothing is pulled."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / LOCK_FILE).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -257,7 +257,7 @@ def copy_that_does_not_grow(directory: Path) -> Iterator[None]:
 
 
 async def _served_to_the_end(hosts: Hosts) -> None:
-    """A host has delivered everything, and stored that."""
+    """Run a host until it has delivered all events and stored its positions."""
     got = Collector()
     provider = hosts.provider("first")
     provider.implicit("plain", "n/*", lambda _: got)

@@ -97,7 +97,7 @@ class Hosts:
             process.send_signal(signal.SIGCONT)
 
     def owned(self, name: str) -> int:
-        """How many queues it says that it serves; 0 while it does not answer."""
+        """Return the number of queues that the host reports as owned; 0 if it does not answer."""
         url = f"http://127.0.0.1:{self.ports[name]}/metrics"
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
@@ -109,7 +109,9 @@ class Hosts:
 
 
 def lines(path: Path) -> list[tuple[int, str]]:
-    """The complete lines: a host may still write the last one, or was killed while writing it."""
+    """Return the complete lines. The last line may be incomplete: a host still writes it, or was killed
+    meanwhile.
+    """
     text = path.read_text() if path.exists() else ""
     return [(int(token), value) for token, value in map(str.split, text[: text.rfind("\n") + 1].splitlines())]
 
@@ -186,7 +188,7 @@ def test_events_are_processed_once_while_hosts_are_killed_paused_and_added_under
         until(lambda: has_all("keeping") and has_all("plain"), f"every event\n{hosts.words()}")
         assert hosts.end("h3", signal.SIGTERM) == 0
         for key, values in sent.items():
-            kept = dict(lines(hosts.out / f"keeping.{key}"))  # Once by token, in order.
+            kept = dict(lines(hosts.out / f"keeping.{key}"))  # Each token once, in order.
             assert list(kept.values()) == values, key
             for path in hosts.out.glob(f"plain.{key}.*"):
                 positions = list(dict(lines(path)))

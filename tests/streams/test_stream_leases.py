@@ -38,7 +38,7 @@ class Memory:
 
 
 class Cluster:
-    """The sequencer's own code, from the service to the leader's clock, without a network."""
+    """The sequencer's own code without a network, from the lease service to the leader's clock."""
 
     def __init__(self) -> None:
         self.group = "app"
@@ -67,7 +67,9 @@ class Cluster:
             leasing.on_applied(command, outcome)
 
     def tick(self) -> None:
-        """The leader looks twice: a lease's time begins with the first look behind its renewal."""
+        """Run one expiry check of the leader. The time of a lease starts at the first check after its
+        renewal.
+        """
         over = self.clock.due(int(asyncio.get_running_loop().time() * 1e9))
         if over is not None:
             self.commit(over)
@@ -112,7 +114,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Callable[[World], Coroutine
 
 
 async def got(provider: LeaseProvider, *names: str, duration_s: float = 30.0) -> list[OwnedLease]:
-    """The leases that were free."""
+    """Acquire the leases, and return those that were free."""
     return [one.lease for one in await provider.acquire(names, duration_s) if one.lease is not None]
 
 

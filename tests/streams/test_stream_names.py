@@ -77,7 +77,7 @@ def logs(tmp_path: Path) -> Iterator[Logs]:
 
 
 def other(logs: Logs, topic: str) -> str:
-    """The cluster on which the hash does not place the topic."""
+    """Return the cluster other than the one to which the hash assigns the topic."""
     mapper = ClusterQueues(logs.clusters).mapper
     namespace, key = topic.split("/")
     placed = mapper.queue_for(rt.streams.StreamId(namespace, key)).name

@@ -284,7 +284,7 @@ def test_failed_deliveries_are_logged_as_warnings_at_limited_rate(caplog: pytest
 
 
 class TrimmedHistory:
-    """Begins at `kept`; what precedes it is a gap."""
+    """A history that starts at `kept`. Earlier events are reported as a gap."""
 
     def __init__(self, reader: HistoryReader, start: SequenceToken, kept: SequenceToken) -> None:
         self._reader = reader

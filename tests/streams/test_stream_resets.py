@@ -42,7 +42,7 @@ FAST = StreamOptions(
 
 
 def epoch(number: int, forced: str = "", end: int = 100, **runs: int) -> QueueEpoch:
-    """`runs`: by name `r<number>` the first position."""
+    """Return an epoch. `runs` maps the name `r<number>` of each run to its first position."""
     return QueueEpoch(
         LogEpoch(number, bytes.fromhex(forced), {int(run[1:]): first for run, first in runs.items()}), end
     )
@@ -119,7 +119,7 @@ def publish(nodes: LocalCluster, name: str, count: int) -> list[bytes]:
 
 
 async def force(nodes: LocalCluster, name: str) -> None:
-    """Continue with what `name` knows."""
+    """Force a reset that continues with the data of node `name`."""
     tls, at = nodes.certificate("operator", "op"), [f"127.0.0.1:{nodes.data_ports[name]}"]
 
     async def get(target: str, data: bytes | None = None) -> dict[str, object]:
@@ -212,7 +212,7 @@ def test_consumers_receive_one_gap_and_all_later_events_after_forced_reset(
 def test_running_host_fails_on_forced_reset_and_resumes_with_new_copy(
     nodes: LocalCluster,
 ) -> None:
-    """Its subscriptions are in the cluster, so they go back with it."""
+    """The subscriptions are stored in the cluster, so the reset takes them back too."""
     tls = nodes.certificate("subscriber", "hosts", lease_groups=["g"])
     times = LeaseTimes(lease_s=6.0, look_s=0.2, give_up_s=10.0)
 

@@ -427,7 +427,7 @@ def test_undecodable_event_is_handled_by_poison_policy_without_retry(
         await stream.subscribe(got, on_poison=policy, name="billing")
         (queue,) = queues.mapper.queues
         await queues.publish(queue, stream.id, [b'{"price":1.0}', b'{"price":"x"}', 7, b'{"price":2.0}'])
-        await asyncio.sleep(20)  # Less than `deliver_for_s`: no other try could succeed.
+        await asyncio.sleep(20)  # Less than `deliver_for_s`. A retry could not succeed.
         (status,) = provider.status()
         if policy == "dead-letter":
             assert got.events == [Trade(1.0), Trade(2.0)]

@@ -86,7 +86,7 @@ def test_implicit_subscription_of_new_group_begins_at_configured_start(
             await asyncio.sleep(60)
         assert Counter(got.events) == once(range(first, EVENTS))
         assert got.gaps == []
-        # A second start is none: it continues where it was.
+        # A restart ignores the configured start: the subscription continues at its position.
         async with made(GeneratorQueues(spread, events=2 * EVENTS), stores, got, "earliest"):
             await asyncio.sleep(60)
         assert Counter(got.events) == once(range(first, 2 * EVENTS))

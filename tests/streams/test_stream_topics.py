@@ -29,7 +29,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def publish(feeds: Feeds, numbers: range) -> None:
-    """Ten events of a topic at a time, of ten topics n/0 to n/9; then the same of the next one."""
+    """Publish `numbers` in groups of ten, one topic after the other: n/0 to n/9, then n/0 again."""
     for start in numbers[::10]:
         values = [b"%d" % number + bytes(200) for number in range(start, start + 10)]
         feeds.publish("a", values, f"n/{start // 10 % 10}", range(10))
@@ -42,7 +42,7 @@ def of_topic(digits: str, start: int = 0, end: int = EVENTS) -> list[bytes]:
 
 @pytest.fixture
 def feeds(tmp_path: Path) -> Iterator[Feeds]:
-    """Ten segments."""
+    """A log of ten segments."""
     made = Feeds(tmp_path, ["a"])
     for start in range(0, EVENTS, 200):
         if start:
@@ -59,7 +59,7 @@ def nodes(tmp_path: Path, feeds: Feeds) -> Iterator[RangeNodes]:
 
 
 class Hosts:
-    """Hosts of a machine: they have one root. Each has topics of its own."""
+    """Hosts of one machine, which share one root directory. Each has its own topics."""
 
     def __init__(self, root: Path, nodes: RangeNodes) -> None:
         self.root = root
@@ -97,7 +97,7 @@ def test_host_of_one_topic_copies_only_its_bytes_and_reports_no_gaps(hosts: Host
             for provider in (one, other):
                 await until(lambda provider=provider: provider.status()[0].low == EVENTS)
                 assert provider.status()[0].lag == 0
-            publish(feeds, range(EVENTS, EVENTS + 20))  # Of other topics.
+            publish(feeds, range(EVENTS, EVENTS + 20))  # These events have other topics.
             for provider in (one, other):
                 await until(lambda provider=provider: provider.status()[0].low == EVENTS + 20)
             assert (one.status()[0].lag, other.status()[0].lag) == (0, 0)
@@ -129,7 +129,8 @@ def test_stream_is_read_again_from_topic_copy_and_trim_is_reported_as_gap(
             assert handle
             if trimmed:
                 feeds.trim(trimmed)
-                await until(lambda: hosts.trimmed_segments("n/[37]") == trimmed)  # It follows the nodes.
+                # The copy follows the nodes.
+                await until(lambda: hosts.trimmed_segments("n/[37]") == trimmed)
             await provider.stream("n", "7").subscribe(got, start=SequenceToken(95))
             await provider.stream("n", "3").subscribe(again, start=StartPosition.EARLIEST_AVAILABLE)
             await until(lambda: got.events == of_topic("7", max(first, 95)))

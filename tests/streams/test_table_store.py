@@ -69,9 +69,9 @@ class World:
 
     @contextlib.contextmanager
     def unanswered(self, *, proposals: int = 1) -> Iterator[list[Command]]:
-        """Parts of commits are proposed, each at least so often, but not applied. Their answers are lost.
+        """Propose each part of a commit at least `proposals` times, without applying it. Answers are lost.
 
-        Returns what was proposed.
+        Yields the list of proposed commands.
         """
         proposed = self.cluster.held_back = list[Command]()
         write_table = self.calls.write_table
@@ -217,7 +217,7 @@ def test_next_commit_completes_previous_commit_of_unknown_outcome(pki: Path, *, 
         with world.unanswered(proposals=3) as waiting, pytest.raises(CommitUnknown):
             await write(store, ("a", "1", b"two"), ("a", "2", b"new"))
         if happened:
-            for command in waiting:  # A node proposes it again and again.
+            for command in waiting:  # A node may propose the same command several times.
                 world.cluster.commit(command)
         await write(store, ("a", "3", b"three"))
         expected = {"a": {"1": b"two", "2": b"new", "3": b"three"}}
@@ -449,7 +449,7 @@ def test_object_space_is_saved_and_loaded_across_hosts(pki: Path) -> None:
 
 
 def test_answered_requests_are_not_returned_by_node_missing_the_commit(pki: Path) -> None:
-    """Else an agent that starts again, with the same lease, would carry them out again."""
+    """Otherwise an agent that starts again with the same lease would execute them again."""
 
     async def work(world: World) -> None:
         store = await world.opened("h1~a")

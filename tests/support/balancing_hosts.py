@@ -6,7 +6,7 @@ from rt.streams.balancer.lease_balancer import LeasedBalancer
 
 
 def kill(balancer: LeasedBalancer) -> None:
-    """Stop everything of it. Its leases expire, and no listener is notified."""
+    """Stop all tasks of the balancer. Its leases expire, and no listener is notified."""
     keeping = balancer._keeper
     for task in (balancer._poll_task, keeping._renewals, *keeping._changes):
         if task is not None:

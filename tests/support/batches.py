@@ -1,7 +1,7 @@
-"""Batches, blocks and segments for tests: built by the library, forged by hand, read in the dumbest way.
+"""Batches, blocks and segments for tests: encoded by the library, forged, or read by naive readers.
 
-What is forged has valid checksums and says what the forger wants. The dumb readers share no code with the
-library but the checksum: they take one field and one message at a time, and trust every byte.
+Forged data has valid checksums and arbitrary field values. The naive readers (`read_*_dumbly`) share only the
+checksum with the library. They take one field and one message at a time, and trust every byte.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Heard(NamedTuple):
     said: Said
 
 
-# Built
+# Encoded by the library
 
 
 def session_header(*, run: int = 3, roll: int = 1, first: int = 0) -> SegmentHeader:
@@ -56,7 +56,7 @@ def merged_header(*, kind: LogKind = LogKind.MERGED, first: int = 0) -> SegmentH
 
 
 def draft(messages: Sequence[Said]) -> BatchDraft:
-    """The messages laid out as a publisher does."""
+    """Return the messages in the layout that a publisher uses."""
     topics: dict[str, int] = {}
     index = [topics.setdefault(message.topic, len(topics)) for message in messages]
     offsets = np.cumsum([0, *(len(message.value) for message in messages)]).astype(np.int32)
@@ -79,7 +79,7 @@ def batch(messages: Sequence[Said], *, first: int = 0, seed: int = 0, codec: int
 def session_bytes(
     header: SegmentHeader, runs: Sequence[Sequence[Said]], *, codecs: Sequence[int] = ()
 ) -> bytes:
-    """What follows the header of a session segment: one batch for each of `runs`."""
+    """Return the content of a session segment after its header: one batch for each of `runs`."""
     data, first = b"", header.first
     for index, run in enumerate(runs):
         seed = batch_seed(header.seed, SEGMENT_HEADER_BYTES + len(data))
@@ -90,7 +90,7 @@ def session_bytes(
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A run of a session's batches that a merge instruction takes as one block."""
+    """Consecutive batches of a session that a merge instruction takes as one block."""
 
     session_id: int
     runs: tuple[tuple[Said, ...], ...]
@@ -104,7 +104,7 @@ class Range:
 
     @property
     def count(self) -> int:
-        """Its messages after the skip."""
+        """Number of messages after the skipped ones."""
         return sum(map(len, self.runs)) - self.skip
 
 
@@ -114,7 +114,9 @@ def declaration_of(session_id: int) -> Declaration:
 
 
 def block_of(part: Range, *, position: int, instruction: int = 1, **fields: Any) -> bytes:
-    """The block of `part`, not in its place yet (`in_place`); `fields` of its header may be forged."""
+    """Return the block of `part`, before `in_place` gives it an offset. `fields` replace fields of its
+    header.
+    """
     declared = declaration_of(part.session_id)
     seed = segment_seed(declared.incarnation, part.run, part.roll)
     content, number, chain = b"", part.number, part.chain
@@ -147,7 +149,7 @@ def block_of(part: Range, *, position: int, instruction: int = 1, **fields: Any)
 def in_place(
     *blocks: bytes, header: SegmentHeader | None = None, offset: int = SEGMENT_HEADER_BYTES
 ) -> bytes:
-    """The blocks, one behind the other from `offset` on, each with the checksum that its place demands."""
+    """Return the blocks one after the other from `offset`, each with the checksum for its offset."""
     place = segment_seed_of(header or merged_header())
     data = b""
     for block in blocks:
@@ -157,7 +159,7 @@ def in_place(
 
 
 def segment_seed_of(header: SegmentHeader) -> int:
-    """The seed of a segment's blocks, in the dumbest way."""
+    """Return the seed of a segment's blocks, computed without the library's code."""
     return crc32c(header.origin + struct.pack("<II", *header.id))
 
 
@@ -169,7 +171,9 @@ def declaration_block(session_id: int, *, position: int, declared: Declaration |
 
 
 def merged_bytes(ranges: Sequence[Range], *, first: int = 0) -> bytes:
-    """What follows the header of a merged segment: a block for each range, each session declared once."""
+    """Return the content of a merged segment after its header: a block for each range, and one declaration
+    for each session.
+    """
     blocks, position, declared = [], first, set()
     for index, part in enumerate(ranges):
         if part.session_id not in declared:
@@ -190,7 +194,7 @@ def columns(
     topic_offsets: Sequence[int],
     text: bytes,
 ) -> bytes:
-    """The columns of a batch, whatever they say."""
+    """Return the columns of a batch, without any check of their values."""
 
     def part(kind: str, values: Sequence[int]) -> bytes:
         data = struct.pack(f"<{len(values)}{kind}", *values)
@@ -201,9 +205,10 @@ def columns(
 
 
 def forge(columns: bytes, values: bytes = b"", *, seed: int = 0, **fields: int) -> bytes:
-    """A batch of these columns and values as stored. Its checksums hold; `fields` of the header are as given.
+    """Return a stored batch of these columns and values, with valid checksums. `fields` replace header
+    fields.
 
-    What is not given fits one message of one topic, nothing compressed.
+    The defaults describe one message of one topic, without compression.
     """
     said = {
         "magic": int.from_bytes(b"RTB1", "little"),
@@ -225,7 +230,7 @@ def forge(columns: bytes, values: bytes = b"", *, seed: int = 0, **fields: int) 
     return struct.pack("<II", magic, crc32c(body, seed)) + body + values
 
 
-# Read in the dumbest way
+# Naive readers
 
 
 def read_batch_dumbly(data: bytes, at: int) -> tuple[int, int, list[Said]]:
@@ -252,7 +257,7 @@ def read_batch_dumbly(data: bytes, at: int) -> tuple[int, int, list[Said]]:
 
 
 def read_session_dumbly(data: bytes, session: str = "s") -> Iterator[Heard]:
-    """The messages of a session segment, whose header `data` does not hold."""
+    """Yield the messages of a session segment. `data` starts after the segment's header."""
     at = 0
     while at < len(data):
         total, first, messages = read_batch_dumbly(data, at)
@@ -262,7 +267,7 @@ def read_session_dumbly(data: bytes, session: str = "s") -> Iterator[Heard]:
 
 
 def read_merged_dumbly(data: bytes) -> Iterator[Heard]:
-    """The messages of a merged segment, whose header `data` does not hold."""
+    """Yield the messages of a merged segment. `data` starts after the segment's header."""
     names: dict[int, str] = {}
     at = 0
     while at < len(data):

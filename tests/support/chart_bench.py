@@ -1,4 +1,4 @@
-"""The chart, rendered once for each set of values, and what Kubernetes and its operators take of objects."""
+"""Renders the chart once for each set of values, and validates objects as Kubernetes and its operators do."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Values: TypeAlias = Mapping[str, Any]
 
 
 def load_yaml(text: str) -> Iterator[Any]:
-    """Each document that is not empty, by the parser in C."""
+    """Yield each document that is not empty, using the C parser if available."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return (document for document in yaml.load_all(text, Loader=loader) if document is not None)
 
 
 def values_of(name: str) -> dict[str, Any]:
-    """A file of the matrix."""
+    """Return the values in a file of the matrix."""
     found: dict[str, Any] = next(load_yaml((CHART / "ci" / f"{name}-values.yaml").read_text()))
     return found
 
@@ -47,7 +47,7 @@ def _chart(directory: str) -> helm_python.Chart:
 
 @cache
 def _upgraded_chart() -> helm_python.Chart:
-    """The chart, which finds in the cluster what the value `global.installed` says."""
+    """Return the chart, with its lookup in the cluster replaced by the value `global.installed`."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(shutil.copytree(CHART, Path(directory) / "rt"))
         lookup = path / "templates" / "_installed.tpl"
@@ -64,7 +64,9 @@ def _rendered(values: str, release: str) -> Mapping[str, str]:
 
 
 def upgrading(values: Values, before: list[Object]) -> dict[str, Any]:
-    """The values of an upgrade of a release whose objects are `before`; for all functions of this module."""
+    """Return the values for an upgrade of a release whose objects are `before`. All functions of this module
+    accept them.
+    """
     found = one(before, "StatefulSet")
     name = found["metadata"]["name"]
     (settings,) = [
@@ -75,18 +77,18 @@ def upgrading(values: Values, before: list[Object]) -> dict[str, Any]:
 
 
 def rendered(values: Values | str, *, release: str = RELEASE) -> Mapping[str, str]:
-    """What a file of the matrix, or values, make of each template."""
+    """Return each rendered template by name. `values` is the name of a file of the matrix, or the values."""
     said = values_of(values) if isinstance(values, str) else values
     return _rendered(json.dumps(said, sort_keys=True), release)
 
 
 def notes(values: Values | str) -> str:
-    """What the installer is told."""
+    """Return the notes that the chart shows to the user who installs it."""
     return rendered(values)["rt/templates/NOTES.txt"]
 
 
 def objects(values: Values | str, *, release: str = RELEASE) -> list[Object]:
-    """The same as objects, which may be changed."""
+    """Return the rendered objects, as a copy that may be changed."""
     said = values_of(values) if isinstance(values, str) else values
     return copy.deepcopy(_objects(json.dumps(said, sort_keys=True), release))
 
@@ -98,7 +100,7 @@ def _objects(values: str, release: str) -> list[Object]:
 
 
 def one(found: list[Object], kind: str, name: str | None = None) -> Object:
-    """The one object of that kind, and name."""
+    """Return the only object of this kind, and of this name if given."""
     (only,) = [
         each for each in found if each["kind"] == kind and (name is None or each["metadata"]["name"] == name)
     ]
@@ -106,7 +108,7 @@ def one(found: list[Object], kind: str, name: str | None = None) -> Object:
 
 
 def refusal(values: Values) -> str:
-    """Why the chart does not render these values; empty if it does."""
+    """Return why the chart does not render these values; empty if it does."""
     try:
         _rendered(json.dumps(values, sort_keys=True), RELEASE)
     except helm_python.HelmError as error:
@@ -114,17 +116,19 @@ def refusal(values: Values) -> str:
     return ""
 
 
-# What takes objects
+# Validation
 
 
 def problems(found: Object, version: str) -> list[str]:
-    """Why Kubernetes of that version, or the operator whose kind it is, would refuse the object; strict."""
+    """Return why Kubernetes of this version, or the operator that defines the kind, would reject the object.
+    Validation is strict.
+    """
     return _problems(json.dumps(found), "" if _own_kind(found["kind"]) else version)
 
 
 @cache
 def _problems(text: str, version: str) -> list[str]:
-    """Once for each object: most are the same in many sets of values."""
+    """Cached by object, because most objects are the same in many sets of values."""
     found = json.loads(text)
     validator = _own_kind(found["kind"]) or _validator(found["apiVersion"], found["kind"], version)
     return [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(found)]

@@ -1,4 +1,6 @@
-"""The table of values in the chart's README, made of values.yaml: what stands behind `# --` above each."""
+"""Makes the table of values in the chart's README from values.yaml, with the text after `# --` above each
+value.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _MARK: Final = "# -- "
 
 
 def table(path: Path) -> str:
-    """The table, in the order of the file; ValueError for a value without a description."""
+    """Return the table, in the order of the file. Raise ValueError for a value without a description."""
     lines = path.read_text().splitlines()
     root = yaml.compose(path.read_text())
     assert isinstance(root, yaml.MappingNode)
@@ -24,7 +26,7 @@ def table(path: Path) -> str:
 
 
 def with_table(readme: str, values: Path) -> str:
-    """The README with its table made anew."""
+    """Return the README with a new table."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + table(values) + END + after
@@ -46,7 +48,7 @@ def _rows(node: yaml.MappingNode, lines: list[str], prefix: str) -> Iterator[tup
 
 
 def _description(lines: list[str], line: int) -> str:
-    """The comment right above a line, if it is a description; its lines joined."""
+    """Return the comment directly above a line, joined to one line; empty if it is no description."""
     said: list[str] = []
     for text in map(str.strip, reversed(lines[:line])):
         if not text.startswith("# "):

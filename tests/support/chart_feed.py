@@ -1,4 +1,4 @@
-"""A publisher beside the chart's pods, and whether all that it sent is merged."""
+"""A publisher beside the chart's pods, and a check that all its messages are merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES = {
 
 
 class Feed:
-    """A publisher that never stops: what it sends is counted."""
+    """A publisher that counts the messages that it sends."""
 
     def __init__(self, pods: Pods, root: Path) -> None:
         tls = pods.client("trades-rt-client-feed1")
@@ -27,24 +27,24 @@ class Feed:
         self.sent = 0
 
     def send(self) -> None:
-        """Some more."""
+        """Send 100 more messages."""
         self.publisher.publish_many([b"%d" % number for number in range(self.sent, self.sent + 100)])
         self.sent += 100
         self.publisher.flush()
 
     def wait(self) -> None:
-        """Until all of it is merged."""
+        """Wait until all messages are merged."""
         self.publisher.wait(self.sent - 1, level="merged", timeout=240)
 
 
 def numbers(pods: Pods, pod: str) -> list[int]:
-    """What a node's merged log holds of the feed."""
+    """Return the numbers that the feed has in a node's merged log."""
     with LogReader(pods.merged(pod)) as reader:
         return [int(message.value) for message in reader if message.session == "feed1"]
 
 
 def check_nothing_is_lost(pods: Pods, feed: Feed) -> None:
-    """Every node has every message once, in order, and all of them have the same bytes."""
+    """Check that every node has every message once and in order, and that all nodes have the same bytes."""
     feed.wait()
     for pod in pods.names:
         pods.wait(lambda pod=pod: len(numbers(pods, pod)) >= feed.sent, f"{pod} to have merged all")  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""Pods of the chart as processes of this machine: what a kubelet, cert-manager and a cluster's DNS would do.
+"""Runs the chart's pods as local processes, in place of a kubelet, cert-manager and a cluster's DNS.
 
-Commands, variables, files and certificates are those of the manifests. Three things differ: a directory that
-is mounted lies below the bench's, a node listens at an address of the loopback of its own (`RT_LISTEN`), and
-that address stands where the manifests have its host name.
+Commands, variables, files and certificates are those of the manifests. Three things differ: mounted
+directories are below the bench's directory, each node listens at its own loopback address (`RT_LISTEN`), and
+this address replaces the node's host name in the manifests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILES: Final = ("ca.crt", "tls.crt", "tls.key")
 
 
 class Pods:
-    """The stream that a release of the chart makes, below `root`, which is a short path."""
+    """The stream of a release of the chart, below `root`, which must be a short path."""
 
     def __init__(self, root: Path, values: Mapping[str, Any]) -> None:
         self.root, self.secrets = root, root / "secrets"
@@ -53,7 +53,7 @@ class Pods:
     # The release
 
     def upgrade(self, values: Mapping[str, Any]) -> None:
-        """Install other values, as `helm upgrade --reuse-values` does; pods that run stay as they are."""
+        """Install other values, as `helm upgrade --reuse-values` does. Running pods are not changed."""
         self._values = {**self._values, **values}
         is_new = not hasattr(self, "objects")
         self.objects = objects(self._values if is_new else upgrading(self._values, self.objects))
@@ -74,7 +74,7 @@ class Pods:
         return [f"{name}-{ordinal}" for ordinal in range(self.set["spec"]["replicas"])]
 
     def settings(self, pod: str) -> str:
-        """The file of a node."""
+        """Return the settings file of a node."""
         (volume,) = [
             each for each in self.set["spec"]["template"]["spec"]["volumes"] if each["name"] == "config"
         ]
@@ -83,7 +83,7 @@ class Pods:
         return text
 
     def jobs(self, word: str) -> list[Object]:
-        """The pods of the jobs that change the members: `match`, or those of a hook."""
+        """Return the pods of the jobs that change the members: of `match`, or of a hook."""
         return [
             {"metadata": job["metadata"], "spec": job["spec"]["template"]["spec"]}
             for job in self.of("Job")
@@ -94,23 +94,25 @@ class Pods:
 
     @property
     def checksum(self) -> str:
-        """What has the nodes restarted when it changes."""
+        """The checksum that restarts the nodes when it changes."""
         found: str = self.set["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
         return found
 
     def address(self, pod: str) -> str:
-        """Where it listens."""
+        """Return the address at which a pod listens."""
         return f"127.0.{os.getpid() % 250}.{10 + int(pod.rpartition('-')[2])}"
 
     @property
     def endpoints(self) -> list[str]:
-        """Where publishers and subscribers reach the nodes."""
+        """The addresses at which publishers and subscribers reach the nodes."""
         return [f"{self.address(pod)}:{self.ports['data']}" for pod in self.names]
 
     # cert-manager
 
     def issue(self, certificate: Object) -> None:
-        """What cert-manager does for a Certificate whose issuer is the chart's: again, if there is one."""
+        """Issue a Certificate as cert-manager does, if its issuer is the chart's. An existing one is
+        replaced.
+        """
         spec = certificate["spec"]
         if spec.get("isCA"):
             return
@@ -135,7 +137,7 @@ class Pods:
     # The kubelet
 
     def start(self, *pods: str) -> None:
-        """Run these nodes, all if none is named."""
+        """Run these nodes, or all if none is given."""
         for pod in pods or self.names:
             spec = self.set["spec"]["template"]["spec"]
             (container,) = spec["containers"]
@@ -155,7 +157,7 @@ class Pods:
         return self._run(pod["metadata"]["name"], pod["spec"], container, {})
 
     def stop(self, pod: str) -> int:
-        """Stop a node as a kubelet does, in its grace; the exit status."""
+        """Stop a node as a kubelet does, within its grace period. Return the exit status."""
         process = self._running.pop(pod)
         grace_s = self.set["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         process.terminate()
@@ -166,7 +168,7 @@ class Pods:
         return self._running.pop(pod).wait(DEADLINE_S)
 
     def kill(self, pod: str) -> None:
-        """Kill -9: nothing of it runs on when this returns."""
+        """Kill a node with SIGKILL. None of its processes runs when this returns."""
         process = self._running.pop(pod)
         children: list[str] = []
         with contextlib.suppress(OSError):  # It has ended by itself.
@@ -183,23 +185,23 @@ class Pods:
                 assert select.select([end], [], [], DEADLINE_S)[0]
 
     def lose_volume(self, pod: str) -> None:
-        """Of a node that does not run."""
+        """Delete the volume of a node that does not run."""
         shutil.rmtree(self._mount(pod, "/var/lib/rt"))
 
     def renew_certificates(self) -> None:
-        """Have the nodes' certificates issued anew, and every volume that holds them changed at once."""
+        """Issue new certificates for the nodes, and update at once every volume that holds them."""
         for certificate in self.of("Certificate"):
             self.issue(certificate)
         for pod in self._running:
             self._fill_volume(pod, self.set["spec"]["template"]["spec"], "tls", "/etc/rt/tls")
 
     def close(self) -> None:
-        """Kill what runs."""
+        """Kill all running pods."""
         for pod in list(self._running):
             self.kill(pod)
 
     def log(self, pod: str) -> str:
-        """What it has said."""
+        """Return the output of a pod."""
         return (self.root / f"{pod}.log").read_text(errors="replace")
 
     # Operating
@@ -218,16 +220,16 @@ class Pods:
         )
 
     def told(self, target: str) -> str:
-        """What the nodes say."""
+        """Return what the nodes answer to a request for `target`."""
         done = self._rest(self.names, target)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def roles(self) -> dict[str, str]:
-        """The members, as the nodes say."""
+        """Return the roles of the members, as the nodes report them."""
         return {member["name"]: member["role"] for member in json.loads(self.told("/status"))["members"]}
 
-    # Looking
+    # Observing
 
     def answers(self, pod: str, probe: str) -> bool:
         """Whether a probe of the manifest succeeds."""
@@ -238,7 +240,7 @@ class Pods:
         return self._health(pod, get["path"]) is not None
 
     def _health(self, pod: str, path: str) -> str | None:
-        """What the health port answers; None if that is no 200."""
+        """Return the answer of the health port; None if the status is not 200."""
         try:
             url = f"http://{self.address(pod)}:{self.ports['health']}{path}"
             with urllib.request.urlopen(url, timeout=10) as answer:
@@ -248,7 +250,7 @@ class Pods:
             return None
 
     def served_certificate(self, pod: str, tls: TLS) -> bytes:
-        """The certificate that a node shows at its REST port."""
+        """Return the certificate that a node presents at its REST port."""
         context = tls.ssl_client_context()
         context.check_hostname = False
         where = (self.address(pod), self.ports["rest"])
@@ -261,7 +263,9 @@ class Pods:
             return found
 
     def wait(self, is_met: Callable[[], object], what: str) -> None:
-        """Until it holds; what the nodes said last, if it does not in time or one ends."""
+        """Wait until the condition holds. Fail with the nodes' last output after a timeout, or if a node
+        ends.
+        """
         deadline = time.monotonic() + DEADLINE_S
         while not is_met():
             said = {pod: self.log(pod)[-1500:] for pod in self._running}
@@ -271,7 +275,7 @@ class Pods:
             time.sleep(POLL_S)
 
     def wait_ready(self, *pods: str, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Until the readiness probes of these nodes, or all, succeed."""
+        """Wait until the readiness probes of these nodes succeed, or of all nodes if none is given."""
         for pod in pods or self.names:
 
             def is_ready(pod: str = pod) -> bool:
@@ -281,20 +285,20 @@ class Pods:
             self.wait(is_ready, f"{pod} to be ready")
 
     def merged(self, pod: str) -> Path:
-        """Its merged log."""
+        """Return the directory of its merged log."""
         return self._mount(pod, "/var/lib/rt") / "node" / self.stream / "merged"
 
     def compare(self) -> Comparison:
         """Compare the merged logs of all nodes, byte by byte."""
         return compare([self.merged(pod) for pod in self.names])
 
-    # Inside
+    # Helpers
 
     def _mount(self, pod: str, path: str) -> Path:
         return self.root / pod / path.strip("/").replace("/", "-")
 
     def _local(self, pod: str, spec: Object, text: str) -> str:
-        """A text of the manifests as it has to be here."""
+        """Replace the paths and host names of the manifests by those of this machine."""
         mounts = [re.escape(mount["mountPath"]) for mount in spec["containers"][0]["volumeMounts"]]
         text = re.sub("|".join(mounts), lambda found: str(self._mount(pod, found[0])), text)
         return self._hosts(text)
@@ -329,7 +333,9 @@ class Pods:
             )
 
     def _fill_volume(self, pod: str, spec: Object, name: str, path: str) -> None:
-        """The files of a volume, put in place at once, as a kubelet does: behind a link that is renamed."""
+        """Write the files of a volume and switch to them at once, as a kubelet does, by renaming a symbolic
+        link.
+        """
         found = [each for each in spec["volumes"] if each["name"] == name]
         files = self._files(pod, spec, found[0]) if found else None
         if files is None:
@@ -350,7 +356,7 @@ class Pods:
                 shutil.rmtree(old)
 
     def _files(self, pod: str, spec: Object, volume: Object) -> dict[str, bytes] | None:
-        """What a volume holds; None for one that is only a directory."""
+        """Return the files of a volume; None if it is only a directory."""
         if "configMap" in volume:
             assert volume["configMap"]["defaultMode"] == 0o440
             data = one(self.objects, "ConfigMap", volume["configMap"]["name"])["data"]
@@ -368,5 +374,5 @@ class Pods:
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """With the values of `$(NAME)`, as Kubernetes puts them there."""
+    """Replace each `$(NAME)` by the variable's value, as Kubernetes does."""
     return re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), text)

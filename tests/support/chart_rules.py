@@ -1,4 +1,4 @@
-"""What must hold between objects of the chart, and no schema says. Pure: a rule yields what breaks it."""
+"""Rules between objects of the chart that no schema contains. Pure: a rule yields its violations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Rule: TypeAlias = Callable[[Sequence[Object]], Iterator[str]]
 
 
 def pods_of(objects: Sequence[Object]) -> Iterator[tuple[str, Object]]:
-    """Every pod that the objects make: whose it is, and its metadata and spec."""
+    """Yield every pod that the objects make: its owner, and its metadata and spec."""
     for each in objects:
         where = f"{each['kind']} {each['metadata']['name']}"
         if each["kind"] == "Pod":
@@ -22,12 +22,12 @@ def pods_of(objects: Sequence[Object]) -> Iterator[tuple[str, Object]]:
 
 
 def containers_of(pod: Object) -> list[Object]:
-    """Those that run first, too."""
+    """Return all containers, including the init containers."""
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
 
 
 def own_containers_of(pod: Object) -> list[Object]:
-    """Those of the chart, not the user's."""
+    """Return the chart's containers, without the user's."""
     return [each for each in containers_of(pod) if each["name"] in {"rt", "certificates", "scaling", "test"}]
 
 
@@ -51,7 +51,7 @@ def selectors_are_the_labels_of_their_pods(objects: Sequence[Object]) -> Iterato
             )
         elif each["kind"] == "Service":
             wanted, among = dict(each["spec"]["selector"]), labels
-            wanted.pop("statefulset.kubernetes.io/pod-name", None)  # The controller's own.
+            wanted.pop("statefulset.kubernetes.io/pod-name", None)  # The controller sets this label.
         elif each["kind"] == "PodDisruptionBudget":
             wanted, among = each["spec"]["selector"]["matchLabels"], labels
         elif each["kind"] == "NetworkPolicy":
@@ -145,7 +145,7 @@ def service_accounts_and_roles_exist(objects: Sequence[Object]) -> Iterator[str]
 
 
 def pods_are_restricted(objects: Sequence[Object]) -> Iterator[str]:
-    """The Pod Security Standard of that name, for every container of the chart's."""
+    """Check the Pod Security Standard "restricted" for every container of the chart."""
     for where, pod in pods_of(objects):
         spec = pod["spec"]
         own = spec["securityContext"]
@@ -222,7 +222,9 @@ def policies_let_through_what_the_pods_need(objects: Sequence[Object]) -> Iterat
 
 
 def _is_let_through(policies: Sequence[Object], way: str, own: Object, peer: Object, port: int) -> bool:
-    """Whether a pod with the labels `own` may use a port with, or its own from, one of the labels `peer`."""
+    """Whether the policies allow traffic at `port` between pods with the labels `own` and `peer`. `way` is
+    its direction, seen from `own`.
+    """
     word = {"Egress": "to", "Ingress": "from"}[way]
     about = [
         policy

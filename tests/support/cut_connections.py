@@ -32,7 +32,7 @@ class CuttingProxy:
         self._cut = text, when
 
     def close(self) -> None:
-        """Waits for its threads, whose connections must be closed."""
+        """Wait for its threads. Their connections must be closed."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", self.port), timeout=5).close()

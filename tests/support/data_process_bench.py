@@ -1,4 +1,4 @@
-"""A data process whose control process the test plays."""
+"""A data process whose control process is simulated by the test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sequencer.state.write_plan import WritePlan, encode_write_plan
 
 
 def with_peers(config: NodeConfig) -> NodeConfig:
-    """Members where nobody listens."""
+    """Add members at whose addresses no process listens."""
     peers = {name: ClusterMember(*(f"127.0.0.1:{free_port()}" for _ in range(2))) for name in ("n2", "n3")}
     return replace(config, members={**config.members, **peers})
 
@@ -43,7 +43,7 @@ def is_echo(report: pb.DataReport) -> bool:
 
 
 class Played:
-    """A data process whose control process is this object: it hears what control would."""
+    """A data process whose control process is this object: it records the messages to control."""
 
     def __init__(self, config: NodeConfig) -> None:
         self.data = DataProcess(config)
@@ -79,9 +79,9 @@ class Played:
 
 
 class Lagging:
-    """A session of several segments: this node's copy holds all of it; the cluster merged it, elsewhere.
+    """A session of several segments. This node's copy is complete, and the cluster merged it on other nodes.
 
-    `unmerged`: the number of segments, the last ones, that it did not merge.
+    `unmerged`: how many of the last segments the cluster did not merge.
     """
 
     def __init__(self, config: NodeConfig, root: Path, *, unmerged: int = 0) -> None:
@@ -108,7 +108,7 @@ class Lagging:
 
     @property
     def segments(self) -> list[int]:
-        """The Ys of the copy's segments that have bytes."""
+        """The roll numbers of the copy's segments that have bytes."""
         files = files_of(REAL, str(self.copy_path))
         return sorted(segment.roll for segment in files)
 

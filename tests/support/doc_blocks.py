@@ -1,7 +1,8 @@
-"""The code blocks of README and docs: finding them, checking them, and running a page as a reader would.
+"""The code blocks of README and docs: find them, check them, and run a page as a reader would.
 
-A fence has a language and, after it, marks: `cluster` for a block that needs nodes, `install` for one that
-installs packages. The `python` and `console` blocks of a page run in order, in one directory and namespace.
+A fence has a language, followed by marks: `cluster` for a block that needs nodes, `install` for a block that
+installs packages. The `python` and `console` blocks of a page run in order, in one directory and one
+namespace.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SHELL: Final = frozenset({"console", "sh", "bash", "shell"})
 RUNNABLE: Final = frozenset(
     {"rt", "python", "printf", "echo", "cat", "ls", "mkdir", "cp", "mv", "head", "tail", "wc", "diff"}
 )
-"""The programs that a test may start. A block with another one, such as helm, is checked and not run."""
+"""The programs that a test may start. A block with another program, such as helm, is checked but not run."""
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+) *(?P<info>[^`\n]*)$")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
@@ -53,7 +54,7 @@ class Block:
         return "cluster" in self.marks
 
     def commands(self) -> list[str]:
-        """The commands of a shell block, continued lines joined; output is left out."""
+        """Return the commands of a shell block without their output. Continued lines are joined."""
         lines = re.sub(r"\\\n *(?:> )?", " ", self.text).splitlines()
         if not any(line.startswith("$ ") for line in lines):
             lines = [f"$ {line}" for line in lines if line.strip() and not line.startswith("#")]
@@ -103,12 +104,12 @@ def _blocks(page: str, text: str) -> Iterator[Block]:
 
 
 def shell_problem(command: str) -> str:
-    """What bash says of the syntax of a command; empty if it is well-formed."""
+    """Return the error message of bash for the syntax of a command; empty if the syntax is correct."""
     return subprocess.run(["bash", "-n"], input=command, text=True, capture_output=True, check=False).stderr
 
 
 def simple_commands(command: str) -> Iterator[list[str]]:
-    """The words of each program that a shell line starts, without assignments and redirections."""
+    """Yield the words of each program call in a shell line, without leading assignments."""
     lexer = shlex.shlex(command.replace("$(", "( ").replace("\n", ";"), posix=True, punctuation_chars="();|&")
     lexer.whitespace_split = True
     lexer.commenters = "#"
@@ -123,9 +124,9 @@ def simple_commands(command: str) -> Iterator[list[str]]:
 
 
 def check_rt_command(words: list[str]) -> None:
-    """`click.UsageError` if a command line of rt names a command or an option that does not exist.
+    """Raise `click.UsageError` if an rt command line has a command or an option that does not exist.
 
-    Values are not looked at, so that they may stand for those of the reader.
+    Values are not checked, because they may be placeholders for the reader's own values.
     """
     words = [word if word not in {"…", "..."} else "x" for word in words]
     for index, word in enumerate(words):
@@ -150,7 +151,7 @@ def check_rt_command(words: list[str]) -> None:
 
 
 def rt_commands(command: str) -> Iterator[list[str]]:
-    """The command lines of rt in a shell line, those in quotes for another shell too."""
+    """Yield the rt command lines in a shell line, also after words such as `exec`, `sudo` or `--`."""
     for words in simple_commands(command):
         for index, word in enumerate(words):
             is_program = index == 0 or words[index - 1] in {"--", "exec", "sudo", "rt", "time"}
@@ -205,4 +206,4 @@ for where, language, content in blocks:
         if status:
             raise SystemExit(f"{where}: {command}: exit status {status}")
 """
-"""Runs blocks from stdin, `[where, language, text or commands]` each; nodes are started in the background."""
+"""Runs blocks from stdin, `[where, language, text or commands]` each. Nodes run in the background."""

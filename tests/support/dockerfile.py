@@ -1,4 +1,4 @@
-"""A Dockerfile as what it says, stage by stage: enough of its grammar for ours, and an error for the rest."""
+"""Parses a Dockerfile, stage by stage. Knows the instructions that our Dockerfiles use; others are errors."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ KNOWN: Final = frozenset(
 
 @dataclass
 class Stage:
-    """What stands between two FROM."""
+    """The instructions from one FROM to the next."""
 
     base: str
     name: str
     steps: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, word: str) -> list[str]:
-        """The rest of each line of that instruction."""
+        """Return the arguments of each instruction `word`."""
         return [rest for each, rest in self.steps if each == word]
 
     def one(self, word: str) -> str:
-        """The only one of them."""
+        """Return the arguments of the only instruction `word`."""
         (found,) = self.of(word)
         return found
 
     def command(self, word: str) -> list[str]:
-        """An ENTRYPOINT or CMD in its form as JSON."""
+        """Return the JSON list of an ENTRYPOINT or CMD."""
         found: list[str] = json.loads(self.one(word))
         return found
 
 
 def read_dockerfile(path: Path) -> tuple[dict[str, str], list[Stage]]:
-    """The arguments before the first stage, and the stages."""
+    """Return the arguments before the first stage, and the stages."""
     arguments: dict[str, str] = {}
     stages: list[Stage] = []
     for line in _lines(path.read_text()):
@@ -59,7 +59,7 @@ def read_dockerfile(path: Path) -> tuple[dict[str, str], list[Stage]]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Without comments and empty ones; continued ones joined."""
+    """Yield the lines without comments and empty lines. Continued lines are joined."""
     kept = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(kept))
     return iter(joined.splitlines())

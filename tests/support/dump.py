@@ -1,7 +1,7 @@
-"""Annotated hex dumps, in the order and the words of the byte diagrams that stand in the format modules.
+"""Annotated hex dumps. Order and words come from the byte diagrams in the format modules.
 
-A diagram is a table in a module's docstring: `offset  bytes  field`, one field a line (a second line goes on
-with the words). Its rows must lie end to end, so that no byte of a header is left unsaid.
+A diagram is a table in a module's docstring: `offset  bytes  field`, one field a line. A second line may
+continue the words. The rows must be contiguous, so that no byte of a header is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Field(NamedTuple):
 
 
 def diagram(module: ModuleType, which: int = 0) -> list[Field]:
-    """The `which`-th diagram of a module: its fixed fields, up to where a row has no size."""
+    """Return the fixed fields of a module's `which`-th diagram, up to the first row without a size."""
     tables: list[list[Field]] = []
     for line in (module.__doc__ or "").splitlines():
         match = _ROW.fullmatch(line)
@@ -39,7 +39,7 @@ def diagram(module: ModuleType, which: int = 0) -> list[Field]:
 
 
 class Dump:
-    """A dump that grows with each part that is told; at the end it must have said every byte."""
+    """A dump that grows with each added part. At the end, the parts must cover every byte."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -47,11 +47,14 @@ class Dump:
         self._lines: list[str] = []
 
     def title(self, text: str) -> None:
-        """A line of prose."""
+        """Add a line of prose."""
         self._lines += ["", text] if self._lines else [text]
 
     def fields(self, fields: list[Field]) -> dict[str, int]:
-        """A header; the numbers in it by the first words of their field, the first where two begin alike."""
+        """Add a header, and return its numbers by the first words of their fields.
+
+        If two fields start with the same words, the first one counts.
+        """
         numbers: dict[str, int] = {}
         for field in fields:
             raw = self.data[self.at : self.at + field.size]
@@ -61,7 +64,7 @@ class Dump:
         return numbers
 
     def part(self, size: int, words: str) -> None:
-        """The next `size` bytes, and what they are."""
+        """Add the next `size` bytes with their description."""
         assert self.at + size <= len(self.data), words
         raw = self.data[self.at : self.at + size]
         for start in range(0, size, _WIDTH):
@@ -71,18 +74,18 @@ class Dump:
         self.at += size
 
     def numbers(self, count: int, size: int, words: str) -> None:
-        """A column of `count` numbers, and its padding."""
+        """Add a column of `count` numbers, and its padding."""
         for index in range(count):
             self.part(size, words.format(index))
         self.padding()
 
     def padding(self) -> None:
-        """Zeros up to a multiple of 8."""
+        """Add the padding up to a multiple of 8."""
         if self.at % 8:
             self.part(-self.at % 8, "padding")
 
     def text(self) -> str:
-        """The whole of it."""
+        """Return the whole dump. Every byte must have been added."""
         assert self.at == len(self.data), f"{len(self.data) - self.at} bytes were not told"
         return "\n".join(self._lines) + "\n"
 

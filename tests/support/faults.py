@@ -1,4 +1,4 @@
-"""A trial with publishers of its own, on a cluster that a test does something to."""
+"""A trial with its own publishers, on a cluster in which a test causes faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT_S = 180.0
 
 
 class Faults(Trial):
-    """A trial with senders of its own."""
+    """A trial that starts its own senders."""
 
     def __init__(self, nodes: WiredNodes, root: Path) -> None:
         super().__init__(nodes)
@@ -23,7 +23,7 @@ class Faults(Trial):
         self._root = root
 
     def sender(self, session: str, *, host: str = "") -> Sender:
-        """A publisher that was just started. Its directory is that of `host`."""
+        """Start a publisher. It uses the directory of `host`, by default that of the session."""
         tls = self.nodes.certificate("publisher", session)
         sender = Sender(self._root / (host or session), session, self.nodes.endpoints, tls)
         self.senders.append(sender)
@@ -31,12 +31,12 @@ class Faults(Trial):
 
     @property
     def restored(self) -> int:
-        """How often a disk was found to be whole again."""
+        """How often a node has submitted `RestoreDisk` because its disk is whole again."""
         logs = [(self.nodes.root / f"{name}.log").read_text() for name in self.nodes.names]
         return sum(log.count("proposal_submitted RestoreDisk(") for log in logs)
 
     def wait_flow(self, *senders: Sender) -> None:
-        """Until what these senders publish from now on is merged."""
+        """Wait until each sender has new messages merged, beyond those flushed before this call."""
         before = [sender.notes.flushed for sender in senders]
         self.wait(
             lambda: all(
@@ -47,7 +47,7 @@ class Faults(Trial):
         )
 
     def wait(self, is_met: Callable[[], object], what: str, *, poll_s: float = 0.02) -> None:
-        """Until the condition holds; no node may end meanwhile."""
+        """Wait until the condition holds. No node may end meanwhile."""
         try:
             self.nodes.wait(is_met, what, timeout_s=WAIT_S, poll_s=poll_s)
         except rt.Timeout as error:

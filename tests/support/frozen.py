@@ -1,4 +1,4 @@
-"""Processes held still, so that what is on disk is what it would be if they were killed just then."""
+"""Stops processes, so that the files on disk are as a kill at that moment would leave them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ONE_STOP_SECONDS = 0.1
 
 @contextlib.contextmanager
 def frozen(group: int) -> Iterator[None]:
-    """Inside, no process of the process group `group` does anything; then they go on.
+    """Stop the processes of process group `group` inside the `with` block, and continue them after it.
 
-    A thread that starts a program (vfork) does not stop before that program has begun. Where both
-    were stopped in between they would wait for ever, so they go on and are stopped again.
+    A thread that starts a program (vfork) does not stop until that program has started. If both are stopped
+    in between, they wait for each other indefinitely. So they are continued and stopped again.
     """
     deadline = time.monotonic() + DEADLINE_SECONDS
     try:
@@ -31,7 +31,7 @@ def frozen(group: int) -> Iterator[None]:
 
 
 def _stop(group: int) -> bool:
-    """Whether all of it has stopped a moment after it was told to."""
+    """Stop the group. Return whether all its threads stopped within `ONE_STOP_SECONDS`."""
     os.killpg(group, signal.SIGSTOP)
     deadline = time.monotonic() + ONE_STOP_SECONDS
     while not all(is_still(pid) for pid in _members(group)):
@@ -42,7 +42,7 @@ def _stop(group: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """All that a process has started, and what those have."""
+    """Return the direct and indirect child processes of a process."""
     children: dict[int, list[int]] = {}
     for child, (_, parent, _) in _all().items():
         children.setdefault(parent, []).append(child)
@@ -69,7 +69,7 @@ def _all() -> dict[int, tuple[str, int, int]]:
 
 
 def is_still(pid: int) -> bool:
-    """Whether each thread has stopped: until then, one may be in the middle of a write."""
+    """Whether every thread has stopped. A running thread may be in the middle of a write."""
     with contextlib.suppress(OSError):
         return all(_stat(task / "stat")[0] in "TtZX" for task in Path("/proc", str(pid), "task").iterdir())
     return True

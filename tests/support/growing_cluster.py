@@ -1,4 +1,4 @@
-"""A cluster of real nodes whose members change: some begin it, the others are added by an operator."""
+"""A cluster of real nodes whose members change: some form the cluster, an operator adds the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sequencer.state.feature_level import LATEST
 
 
 class GrowingCluster(LocalCluster):
-    """`count` nodes, of which the first `begin` make the cluster. The others know these and themselves."""
+    """`count` nodes. The first `begin` nodes form the cluster. Each other node knows these and itself."""
 
     def __init__(self, root: Path, count: int, begin: int, *, flags: Sequence[str] = ()) -> None:
         super().__init__(root, count, flags=flags, begin=begin)
@@ -31,7 +31,7 @@ class GrowingCluster(LocalCluster):
         return [f"127.0.0.1:{self.data_ports[name]}" for name in names]
 
     def ask(self, target: str, body: object = None, *, of: Sequence[str] = ()) -> Any:
-        """The answer of the first of these nodes (default: all that run) that answers."""
+        """Ask the nodes `of` (default: all running nodes), and return the first answer."""
         endpoints = self.endpoints_of(*(of or self.running))
         method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
         tls = self.certificate("operator", "op")
@@ -39,10 +39,10 @@ class GrowingCluster(LocalCluster):
         return json.loads(check(answer).body)
 
     def raise_level(self) -> None:
-        """To the highest feature level, once every member has reported to the leader that it knows it."""
+        """Raise the feature level to `LATEST`, once every member has reported that it knows this level."""
 
         def is_raised() -> bool:
-            with suppress(RtError):  # Each node has reports of its own: the leader may lack one of them.
+            with suppress(RtError):  # The leader may not have the report of every member yet.
                 self.ask("/raise-feature-level", {"level": LATEST})
             return bool(self.ask("/status")["featureLevel"] == LATEST)
 
@@ -65,12 +65,12 @@ class GrowingCluster(LocalCluster):
         return {one["name"]: one["role"] for one in self.ask("/status", of=of)["members"]}
 
     def settled(self, *, of: Sequence[str] = ()) -> Any:
-        """The last change of the members that ended; None if none did, or no node answers."""
+        """Return the last finished change of the members. None if there is none, or if no node answers."""
         try:
             return self.ask("/status", of=of)["settledMemberChange"]
         except RtError:
             return None
 
     def compare_of(self, *names: str) -> list[str]:
-        """What differs between the merged logs of these nodes."""
+        """Return the differences between the merged logs of these nodes."""
         return [*map(str, compare([*map(self.merged_directory, names)]).differences)]

@@ -1,7 +1,7 @@
-"""Clients that mean harm to the memory of a node: an attack is a process, with certificates of its own.
+"""Clients that attack the memory of a node. Each attack is a process with its own certificates.
 
 `python hostile_clients.py ATTACK SPEC`, where SPEC is the JSON of a `Target`. It writes a line to its output
-once the attack is under way, and goes on until its input ends. What a node rejects is made again at once.
+once the attack is running, and continues until its input ends. After a rejection, a request is repeated.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ import grpc.aio
 STREAM: Final = "s"
 LEASE_GROUP: Final = "h-group"
 PAUSE_S: Final = 0.2
-"""Before what was refused is made again."""
+"""The pause before a rejected request is repeated."""
 TROUBLE: Final = (RtError, OSError, EOFError, ssl.SSLError, grpc.aio.AioRpcError, asyncio.InvalidStateError)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A node: where it listens, and by which certificates (paths of CA, certificate, key) it is attacked."""
+    """A node: its ports, and the attackers' certificates (paths of CA, certificate, key)."""
 
     data_port: int
     rest_port: int
@@ -72,7 +72,7 @@ def name_of(tls: rt.TLS) -> str:
     return tls.identity.name
 
 
-# HTTP/2 by hand: what a gRPC client would never send
+# HTTP/2 by hand, for bytes that a gRPC client never sends
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -81,7 +81,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def headers(stream: int, path: str, more: Sequence[tuple[str, str]] = ()) -> bytes:
-    """A gRPC request's headers, literal and not indexed: RFC 7541 section 6.2.2."""
+    """Return the headers of a gRPC request, literal and not indexed: RFC 7541 section 6.2.2."""
     fields = [
         (":method", "POST"),
         (":scheme", "https"),
@@ -123,7 +123,7 @@ def context(tls: rt.TLS, protocol: str) -> ssl.SSLContext:
 
 
 class RawConnection:
-    """A connection of HTTP/2 that keeps to the windows which the server gives, and reads no replies."""
+    """An HTTP/2 connection that respects the server's flow-control windows and ignores its replies."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -147,7 +147,7 @@ class RawConnection:
         await self._writer.drain()
 
     async def send(self, stream: int, data: bytes, *, piece: int = 16_384) -> bool:
-        """Send as frames of `piece` bytes what the windows allow; whether all was sent."""
+        """Send frames of `piece` bytes, as far as the windows allow. Return whether all data was sent."""
         view = memoryview(data)
         while view:
             if stream in self._ended:
@@ -208,7 +208,7 @@ class RawConnection:
         self._writer.transport.abort()
 
 
-# Attacks. Each calls `is_begun` once for every certificate
+# Attacks. Each is called for every certificate, and calls `begun` once it is running
 
 
 Begun = Callable[[], None]
@@ -218,7 +218,7 @@ Fill = Callable[[RawConnection, int], Awaitable[None]]
 
 
 async def again(act: Callable[[], Awaitable[None]]) -> None:
-    """Do it again and again, whatever it is refused with."""
+    """Call `act` repeatedly, whatever error it gets."""
     while True:
         with contextlib.suppress(*TROUBLE):
             await act()
@@ -226,7 +226,7 @@ async def again(act: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _pulls(target: Target, tls: rt.TLS, begun: Begun, hello: bytes) -> None:
-    """As many pulls as a certificate may have, and more, none of which reads."""
+    """Open as many pulls as a certificate may have, and more. None of them reads."""
     async with pull_channel(target.address, tls) as channel:
 
         async def pull() -> None:
@@ -243,12 +243,12 @@ async def _pulls(target: Target, tls: rt.TLS, begun: Begun, hello: bytes) -> Non
 
 
 async def stalled_pulls(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Pulls of the whole log that never read."""
+    """Open pulls of the whole log and never read them."""
     await _pulls(target, tls, begun, encode_pull_request(PullHello(STREAM, PullMerged())))
 
 
 async def filtered_pulls(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Pulls that never read, with the largest filters; every other one above the limit."""
+    """Open pulls with the largest filters and never read them."""
     draw = random.Random(name_of(tls))
     topics = tuple(draw.randbytes(29).hex() + f"{number:04}" for number in range(1023))
     await _pulls(
@@ -263,7 +263,7 @@ async def _pushes(
     send: Callable[[Any, SegmentHeader], Awaitable[None]],
     count: int,
 ) -> None:
-    """`count` sessions of a certificate, whose runs are open and whose segments have begun."""
+    """Open `count` sessions, each with an open run and a started segment, and call `send` for each."""
     async with open_channel(target.address, tls) as channel:
         waiting = asyncio.Semaphore(4)
 
@@ -311,7 +311,7 @@ async def _send(call: Any, at: int, data: bytes) -> int:
 
 
 async def unfinished_pushes(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Batches of the largest size that come fast and never end."""
+    """Send batches of the largest size fast, and never finish them."""
     draw = random.Random(name_of(tls))
 
     async def send(call: Any, header: SegmentHeader) -> None:
@@ -324,7 +324,10 @@ async def unfinished_pushes(target: Target, tls: rt.TLS, begun: Begun) -> None:
 
 
 def _largest_of(header: SegmentHeader) -> bytes:
-    """The beginning of a batch of the largest message, in its place. Its checksum of the columns holds."""
+    """Return the start of a batch with the largest message, valid at the first offset of a segment.
+
+    The checksum of its columns is correct.
+    """
     size = 2**28
     columns = np.array([0, size], np.int32).tobytes() + np.array([1], np.int64).tobytes()
     columns += (0).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"t"
@@ -337,7 +340,7 @@ def _largest_of(header: SegmentHeader) -> bytes:
 
 
 async def compressed_pushes(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Batches of the highest ratio: of many messages, and of one large one."""
+    """Send batches with the highest compression ratio: with many messages, or with one large message."""
     draw = random.Random(name_of(tls))
 
     async def send(call: Any, header: SegmentHeader) -> None:
@@ -361,12 +364,12 @@ def _compressed(count: int, size: int, first: int, seed: int) -> bytes:
 async def _raw(
     target: Target, tls: rt.TLS, begun: Begun, fill: Callable[[RawConnection, int], Awaitable[None]]
 ) -> None:
-    """Two connections with as many streams as a connection may have."""
+    """Open two connections with the maximum number of streams, and call `fill` for each stream."""
 
     async def attack() -> None:
         connection = await RawConnection.open(target, tls)
         try:
-            await asyncio.sleep(PAUSE_S)  # So that the server's settings have come.
+            await asyncio.sleep(PAUSE_S)  # Wait for the server's settings.
             begun()
             for number in range(128):
                 await fill(connection, 2 * number + 1)
@@ -379,14 +382,12 @@ async def _raw(
 
 
 async def partial_messages(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Streams in the middle of a message, of which all came but the last byte."""
+    """Send all of a message except its last byte, on every stream."""
     message = b"\0" + (2**20).to_bytes(4) + bytes(2**20 - 1)
 
     async def fill(connection: RawConnection, stream: int) -> None:
         await connection.begin(stream, PUSH_METHOD)
-        if (
-            stream < 128
-        ):  # Those that say hello are let in up to a number; the others wait with a first message.
+        if stream < 128:  # The node accepts a limited number of hellos; other streams send none.
             hello = encode_push_request(PushHello(STREAM, f"{name_of(tls)}~{stream}", os.urandom(16)))
             await connection.send(stream, b"\0" + len(hello).to_bytes(4) + hello)
         await connection.send(stream, message)
@@ -395,7 +396,7 @@ async def partial_messages(target: Target, tls: rt.TLS, begun: Begun) -> None:
 
 
 async def tiny_messages(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Windows that are filled with messages of no bytes, in frames of a few bytes."""
+    """Fill the windows with empty messages, in frames of a few bytes."""
     hello = encode_pull_request(PullHello(STREAM, PullMerged()))
 
     async def fill(connection: RawConnection, stream: int) -> None:
@@ -410,7 +411,7 @@ async def tiny_messages(target: Target, tls: rt.TLS, begun: Begun) -> None:
 
 
 async def large_metadata(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Calls whose metadata are as large as they may be."""
+    """Make calls with metadata of the maximum size."""
     more = [(f"x-{number:02}", "v" * 900) for number in range(15)]
 
     async def fill(connection: RawConnection, stream: int) -> None:
@@ -420,7 +421,7 @@ async def large_metadata(target: Target, tls: rt.TLS, begun: Begun) -> None:
 
 
 async def idle_connections(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Connections that say nothing: before TLS, within its handshake, and after it, at both ports."""
+    """Open idle connections at both ports: before TLS, within its handshake, and after it."""
 
     async def idle(port: int, secure: ssl.SSLContext | None, said: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=secure)
@@ -444,7 +445,7 @@ async def idle_connections(target: Target, tls: rt.TLS, begun: Begun) -> None:
 
 
 async def rest_floods(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Bodies that are too large or never end, by HTTP and through gRPC, and replies that are not read."""
+    """Send bodies that are too large or never end, over HTTP and gRPC, and do not read the replies."""
 
     async def slow() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", target.rest_port, ssl=context(tls, "http/1.1"))
@@ -492,7 +493,7 @@ async def rest_floods(target: Target, tls: rt.TLS, begun: Begun) -> None:
 
 
 async def many_sessions(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Sessions that come and go, each with a name of its own."""
+    """Open and cancel sessions, each with its own name."""
 
     async def send(call: Any, header: SegmentHeader) -> None:
         del header
@@ -503,7 +504,7 @@ async def many_sessions(target: Target, tls: rt.TLS, begun: Begun) -> None:
 
 
 async def large_leases(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Lease calls with the longest names, with very many names, and lists of all of them."""
+    """Make lease calls with the longest names, with very many names, and calls that list all leases."""
     name = f"{LEASE_GROUP}/{'h' * 100}"
     asked = {"request": b"r" * 16, "owner": f"{name_of(tls)}~a", "duration_ms": 60_000}
     long = [leases_pb2.LeaseRow(name=f"{name}{number:04}") for number in range(128)]
@@ -530,7 +531,7 @@ async def large_leases(target: Target, tls: rt.TLS, begun: Begun) -> None:
 
 
 async def cancelled_streams(target: Target, tls: rt.TLS, begun: Begun) -> None:
-    """Streams that are opened, given something to do, and cancelled."""
+    """Open streams, send a request on each, and cancel them."""
     pull = encode_pull_request(PullHello(STREAM, PullMerged()))
     method, hello = (PULL_METHOD, pull)
     if tls.identity.role == "publisher":
@@ -572,7 +573,7 @@ ATTACKS: Final[dict[str, tuple[str, Attack]]] = {
     "cancelled_pulls": ("subscribers", cancelled_streams),
     "cancelled_pushes": ("publishers", cancelled_streams),
 }
-"""By name: the role that attacks, and how each certificate of it does."""
+"""By name: the attacking role, and the attack that runs for each of its certificates."""
 
 
 async def _attack(name: str, target: Target) -> None:
@@ -588,8 +589,8 @@ async def _attack(name: str, target: Target) -> None:
     sys.stdout.write("begun\n")
     sys.stdout.flush()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    del tasks  # Held till here, as the event loop does not.
-    os._exit(0)  # As a client that is killed: nothing is closed in good order.
+    del tasks  # Keeps a reference until here, because the event loop keeps none.
+    os._exit(0)  # Like a killed client: nothing is closed properly.
 
 
 async def _forever(attack: Attack, target: Target, tls: rt.TLS, begun: Begun) -> None:
@@ -597,13 +598,13 @@ async def _forever(attack: Attack, target: Target, tls: rt.TLS, begun: Begun) ->
 
 
 class Attackers:
-    """The processes of attacks on a node; `end` them."""
+    """The processes that attack a node. Call `end` to stop them."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[str]] = []
 
     def begin(self, name: str, target: Target) -> None:
-        """Start one; it is under way when this returns."""
+        """Start an attack. It is running when this returns."""
         command = [sys.executable, str(Path(__file__)), name, json.dumps(asdict(target))]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._running.append(process)
@@ -611,7 +612,7 @@ class Attackers:
         assert process.stdout.readline() == "begun\n", name
 
     def end(self) -> None:
-        """End all of them."""
+        """End all attacks."""
         for process in self._running:
             process.kill()
         for process in self._running:

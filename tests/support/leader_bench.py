@@ -50,7 +50,7 @@ class Bench:
         self.lead()
 
     def lead(self) -> None:
-        """A new term of this node."""
+        """Start a new term of this node."""
         self.sequences.clear()
         self.leader = Leader(
             self.state,
@@ -74,7 +74,7 @@ class Bench:
         marks: dict[tuple[int, int, int], list[BatchBoundary]] | None = None,
         **fields: object,
     ) -> None:
-        """All that the node knows for the first time, then what is new."""
+        """Send a report of a node. Its first report in a term is full; later reports contain changes."""
         sequence = self.sequences.get(node, -1) + 1
         self.sequences[node] = sequence
         values = {"boot": b"b", "clock_ns": CLOCK_NS, "sequence": sequence, "is_full": sequence == 0}
@@ -84,7 +84,7 @@ class Bench:
         self.leader.on_report(node, report)
 
     def commit(self, content: bytes, future: Future[int] | None = None) -> Outcome:
-        """As the consensus thread does: apply, tell the leader, then whoever waits."""
+        """Act as the consensus thread: apply, notify the leader, then complete the future."""
         command = decode_command(content)
         outcome = apply(self.state, command)
         self.outcomes.append((command, outcome))
@@ -107,7 +107,7 @@ class Bench:
         return [decode_command(content) for content, _ in self.proposals]
 
     def merged_numbers(self, session_id: int) -> list[tuple[int, int]]:
-        """What was merged of a session: first and end of each range."""
+        """Return the merged ranges of a session: first number and end of each."""
         return [
             (one.first, one.end_number)
             for command, outcome in self.outcomes
@@ -117,7 +117,7 @@ class Bench:
         ]
 
     def assert_merged(self, session_id: int, end: int) -> None:
-        """Everything up to number `end`, in order, once."""
+        """Assert that everything up to number `end` was merged once, in order."""
         at = 0
         for first, behind in self.merged_numbers(session_id):
             assert first == at

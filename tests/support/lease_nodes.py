@@ -1,4 +1,4 @@
-"""Nodes that serve leases and their tables over gRPC, and whose consensus is a call."""
+"""Nodes that serve leases and their tables over gRPC. Their consensus is a plain function call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S = 300
 
 
 class Cluster:
-    """Consensus that applies what is proposed at once, or when it is told to; nodes hear of it then."""
+    """Consensus that applies a proposal at once, or when the test commits it. Then it notifies the nodes."""
 
     def __init__(self) -> None:
         self.state = SequencerState(CLUSTER)
@@ -59,7 +59,7 @@ class Node:
 
 
 def issue_certificates(directory: Path) -> Path:
-    """A node, a subscriber with leases, one without, and an operator."""
+    """Issue certificates for a node, a subscriber with lease groups, one without, and an operator."""
     init_ca(directory)
     issue(directory, Identity("s", "node", "n1"), loopback=True)
     issue(directory, Identity("s", "subscriber", "h1", frozenset(), frozenset({"app", "other"})))
@@ -78,7 +78,7 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @contextlib.asynccontextmanager
 async def served(pki: Path, *nodes: Node) -> AsyncIterator[list[str]]:
-    """A server for each node: the endpoints."""
+    """Start a server for each node. Yield the endpoints."""
     async with contextlib.AsyncExitStack() as stack:
         endpoints = []
         for node in nodes:

@@ -1,4 +1,4 @@
-"""Logs to be sent, and receivers to be fed: what the tests of receiving share."""
+"""Logs to send and items to receive, shared by the tests of receiving."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILTERED = LogIdentity(LogKind.FILTERED, CLUSTER, "s")
 
 
 def publish(disk: Disk, *sizes: int, root: str = ROOT, name: str = "feed", **options: object) -> str:
-    """One life that publishes a batch of one message for each of `sizes`; the session's directory."""
+    """Publish a batch of one message for each of `sizes`, in one run. Return the session's directory."""
     settings = {"linger_ms": 60_000, "fsync": "never", "roll_bytes": 4096} | options
     with rt.Publisher(root, "s", publisher_id=name, disk=disk, **settings) as publisher:  # type: ignore[arg-type]
         for size in sizes:
@@ -50,7 +50,7 @@ def publish(disk: Disk, *sizes: int, root: str = ROOT, name: str = "feed", **opt
 
 
 def items_of(disk: Disk, path: str, start: LogOffset | None = None) -> list[Item]:
-    """All that a sender of the log has to say from `start` on."""
+    """Return all items that a sender of the log sends from `start` on."""
     found: list[Item] = []
     with contextlib.closing(Sender(path, start, disk=disk)) as sender:
         while items := sender.items():
@@ -59,7 +59,7 @@ def items_of(disk: Disk, path: str, start: LogOffset | None = None) -> list[Item
 
 
 def recut(items: Iterable[Item], cuts: Iterator[int]) -> Iterator[Item]:
-    """The same bytes in chunks of other sizes, which `cuts` gives."""
+    """Yield the same bytes in chunks of other sizes, taken from `cuts`."""
     held: Chunk | None = None
     for item in items:
         if isinstance(item, Chunk) and held is not None and held.end == item.start:
@@ -84,7 +84,7 @@ def pieces_of(chunk: Chunk | None, cuts: Iterator[int]) -> Iterator[Chunk]:
 
 
 def give(receiver: SessionReceiver | MergedReceiver, items: Iterable[Item]) -> None:
-    """Give a receiver items as its owner does."""
+    """Pass items to a receiver, as its owner does."""
     for item in items:
         match item:
             case Chunk():
@@ -103,7 +103,7 @@ def give(receiver: SessionReceiver | MergedReceiver, items: Iterable[Item]) -> N
 
 
 def give_whole(receiver: SessionReceiver, items: Iterable[Item], together: int = 128) -> None:
-    """Give a receiver items as a node does that gets whole runs, at most so many at a time."""
+    """Pass items to a receiver, as a node with whole runs does, at most `together` runs at a time."""
     for item in joined(list(items)):
         if not isinstance(item, WholeRuns):
             give(receiver, [item])
@@ -126,7 +126,7 @@ def merged_copy(disk: Disk, path: str = COPY, **options: object) -> MergedReceiv
 
 
 def files_of(disk: Disk, path: str) -> dict[SegmentId, bytes]:
-    """The segments that have bytes."""
+    """Return the content of each segment that is not empty."""
     content: dict[SegmentId, bytes] = {}
     for segment in list_segments(disk, path):
         file = disk.open(segment_path(path, segment))
@@ -137,7 +137,10 @@ def files_of(disk: Disk, path: str) -> dict[SegmentId, bytes]:
 
 
 def merge(disk: Disk, sessions: Sequence[str], *, path: str = MERGED, rolls: int = 0) -> MergedLogBuilder:
-    """A merged log of all that the sessions hold, with `rolls` more segments of more of it: still open."""
+    """Merge all messages of the sessions. Then roll `rolls` times, and merge unmerged messages each time.
+
+    The merged log is returned open.
+    """
     merged = MergedLogBuilder(path, cluster_id=CLUSTER, stream="s", disk=disk)
     merged.merge_all(sessions, block_bytes=2048)
     for _ in range(rolls):

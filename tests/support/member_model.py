@@ -1,6 +1,6 @@
-"""The stream in small whose nodes come and go: an operator adds, removes and replaces them while all fails.
+"""A small model of a stream under faults, in which an operator adds, removes and replaces nodes.
 
-Raft's part is one line here: its list changes at once, by one member a step.
+Raft is reduced to one line here: its member list changes at once, by one member a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VOTERS_MAX: Final = 7
 
 
 class MemberWorld(World):
-    """A world whose members change. `voters_seen`: how many there were, in order."""
+    """A world whose members change. `voters_seen`: the numbers of voters so far, in order."""
 
     def __init__(self, seed: int, *, is_harsh: bool | None = None) -> None:
         self.learners: dict[str, Node] = {}
@@ -123,7 +123,7 @@ class MemberWorld(World):
         self.steps = MemberSteps(self.state, CommittedMembers(leader, self.steps._members), self.tracker)
 
     def _relist(self) -> None:
-        """Another list is committed: the leader plans anew, and what was planned may still commit."""
+        """Commit another member list. The leader plans again, and its earlier plans may still commit."""
         if self.leader not in self._names():
             self.leader = self.nodes[0].name
         self.is_dirty = bool(self.queue)
@@ -137,7 +137,7 @@ class MemberWorld(World):
         self._check_remembered()
 
     def _check_remembered(self) -> None:
-        """Each majority of whole disks has one that holds what was acknowledged, if it is not merged."""
+        """Assert that each majority of whole disks has a holder of the acknowledged, not yet merged data."""
         whole = [node for node in self.nodes if node.name not in self._broken()]
         for place, end in self.acknowledged.items():
             if end > NOTHING and not self._is_closed(place) and not self._is_merged(place, end):
@@ -152,11 +152,11 @@ class MemberWorld(World):
 
     def _commit(self, command: Command, *, is_planned: bool) -> None:
         if isinstance(command, JoinDisk) and command.node not in self._names():
-            return  # Raft drops what a node proposed that is no member.
+            return  # Raft drops a proposal if its node is not a member.
         super()._commit(command, is_planned=is_planned)
 
     def heal(self) -> None:
-        """Also carry the last request out."""
+        """Heal, and also carry out the last request."""
         for _ in range(200):
             super().heal()
             if self.state.member_request is None:
@@ -167,7 +167,7 @@ class MemberWorld(World):
     def actions(self) -> list[tuple[Callable[[], None], int]]:
         actions = super().actions()
         if self.is_slow:
-            # What was acknowledged stays where it is, and is not merged for long.
+            # Acknowledged data moves rarely, and stays unmerged for a long time.
             rare = {"push": 8, "append": 4, "plan": 2, "catch_up": 8, "merge": 2, "delete_published": 1}
             actions = [(action, rare.get(action.__name__, weight)) for action, weight in actions]
         return [*actions, (self.change_members, 80 if self.is_slow else 30)]

@@ -22,8 +22,9 @@ class _Row:
 
 
 class LeaseTable:
-    """The leases that the owners of a process share. `clock` counts seconds and never goes back; default: the
-    loop's.
+    """The leases that are shared by the owners in a process.
+
+    `clock` counts seconds and never goes back. The default is the clock of the event loop.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -32,11 +33,11 @@ class LeaseTable:
         self._token = 0
 
     def now_s(self) -> float:
-        """The time by which leases expire."""
+        """The time on which the expiry of leases is based."""
         return asyncio.get_running_loop().time() if self._clock is None else self._clock()
 
     def acquire(self, name: str, owner: str, duration_s: float) -> int:
-        """The token; 0 if it is held."""
+        """Acquire a lease. Return its token, or 0 if the lease is held."""
         check_lease_name(f"g/{name}")
         if self._held(name) is not None:
             return 0
@@ -45,7 +46,7 @@ class LeaseTable:
         return self._token
 
     def renew(self, name: str, owner: str, token: int, duration_s: float) -> bool:
-        """Whether it was held with this token; then it is extended."""
+        """Extend the lease if it is held with this token. Return whether it was."""
         row = self._held(name)
         if row is None or (row.owner, row.token) != (owner, token):
             return False
@@ -53,7 +54,7 @@ class LeaseTable:
         return True
 
     def release(self, name: str, owner: str, token: int) -> bool:
-        """Whether it was held with this token; then it is free."""
+        """Free the lease if it is held with this token. Return whether it was."""
         row = self._held(name)
         if row is None or (row.owner, row.token) != (owner, token):
             return False

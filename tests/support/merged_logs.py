@@ -18,7 +18,7 @@ CLUSTER = bytes(range(0x40, 0x50))
 
 
 class Feeds:
-    """Publishers to files below `root`, and what is merged of them, at the test's command."""
+    """Publishers to files below `root`, and a merged log of them. The test decides when to merge."""
 
     def __init__(
         self, root: Path | str, names: Sequence[str] = ("a", "b", "c"), *, disk: Disk = REAL
@@ -49,7 +49,7 @@ class Feeds:
         timestamps_ns: Sequence[int],
         headers: Sequence[Headers] = (),
     ) -> None:
-        """One batch of a session."""
+        """Publish one batch of a session."""
         publisher = self._publishers[name]
         publisher.publish_many(list(values), topic, list(timestamps_ns), headers)
         publisher.flush()
@@ -63,7 +63,10 @@ class Feeds:
         return merged
 
     def fill(self, batches: int, *, messages_max: int = 40, bytes_max: int = 400) -> range:
-        """Publish and merge batches of drawn sizes; timestamps mostly rise, and differ in the last digits."""
+        """Publish and merge batches of random sizes.
+
+        Timestamps mostly increase, and differ in the last digits.
+        """
         draw = self._random
         for _ in range(batches):
             count = draw.choice([1, 1, 2, draw.randint(1, messages_max)])
@@ -81,16 +84,15 @@ class Feeds:
         self.log.roll()
 
     def trim(self, roll: int) -> None:
-        """Trim the segments before log.0.y."""
+        """Trim the segments before log.0.`roll`."""
         self.log.trim(SegmentId(0, roll))
 
     def rows(self, start: int = 0) -> list[rt.Message]:
-        """What is kept, read message by message."""
+        """Return the messages in the log from position `start` on, read one by one."""
         with rt.LogReader(self.path, disk=self._disk) as reader:
             return [message for message in reader if message.position >= start]
 
     def close(self) -> None:
-        """Release all."""
         for publisher in self._publishers.values():
             publisher.close()
         self.log.close()

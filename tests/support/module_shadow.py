@@ -1,4 +1,4 @@
-"""Functions of `time` and the like replaced for one module, so that threads which other tests left go on."""
+"""Replaces functions of `time` and the like in one module, not for threads left by other tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 
 def shadow(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, **replaced: Any) -> None:
-    """Have `module` alone find these functions in what it imported as `name`."""
+    """Replace functions of the module that `module` imported as `name`, for `module` only."""
     real = vars(getattr(module, name))
     monkeypatch.setattr(module, name, SimpleNamespace(**{**real, **replaced}))

@@ -1,8 +1,8 @@
-"""Measures how long an engine of queries is away when its host is lost: three nodes, PostgreSQL, two hosts.
+"""Measures the downtime of a query engine after a fault of its host: three nodes, PostgreSQL, two hosts.
 
     cd tests/support && python moving_bench.py --rounds 5
 
-The time is that from the fault until the result of a message that is published then is merged. The hosts have
+A message is published after the fault. The time runs from the fault until its result is merged. The hosts use
 the default times of `rt.query.host`.
 """
 
@@ -28,7 +28,7 @@ from sequencer.localcluster.processes import nothing_left
 
 
 def faults(hosts: Hosts, nodes: WiredNodes) -> dict[str, Callable[[str], object]]:
-    """By name: what happens to the host of that name."""
+    """Return the faults by name. Each is a function of a host's name."""
     return {
         "kill -9": hosts.kill,
         "paused": lambda name: hosts.signal(name, signal.SIGSTOP),
@@ -42,12 +42,12 @@ def faults(hosts: Hosts, nodes: WiredNodes) -> dict[str, Callable[[str], object]
 
 
 def measured(root: Path, rounds: int, postgres: PostgresServer) -> dict[str, list[float]]:
-    """By fault: the seconds of each round."""
+    """Return the seconds of each round, by fault."""
     with contextlib.ExitStack() as opened:
         nodes = opened.enter_context(WiredNodes(root, clients=NAMES))
         nodes.start()
         nodes.wait_ready()
-        opened.enter_context(nothing_left())  # What pushes for the hosts ends before the wires do.
+        opened.enter_context(nothing_left())  # Ends the push clients of the hosts before the wires end.
         hosts = Hosts(root, nodes, postgres, TIMES.lease_s)
         opened.callback(hosts.close)
         tls = nodes.certificate("publisher", "feed")

@@ -1,4 +1,4 @@
-"""An engine of queries that moves between hosts, as a program: `moving_engine.py CONFIG`, until SIGTERM.
+"""A query engine that moves between hosts, as a program: `moving_engine.py CONFIG`, until SIGTERM.
 
 It adds up the numbers of the topic "in", and publishes each number with its sum in the topic "out".
 """

@@ -1,4 +1,4 @@
-"""Two hosts of one engine of queries as processes, with faults: what a test and a measurement share."""
+"""Two hosts of one query engine as processes, with faults. Shared by a test and a measurement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S = 120.0
 
 
 class Hosts:
-    """Two machines: each has a disk, wires to the node and to the server, and a process or none."""
+    """Two machines. Each has a disk, wires to the nodes and to the server, and at most one process."""
 
     def __init__(self, root: Path, nodes: WiredNodes, postgres: PostgresServer, lease_s: float) -> None:
         self._root, self._nodes = root, nodes
@@ -62,7 +62,7 @@ class Hosts:
             self._processes[name] = subprocess.Popen(arguments, stdout=log, stderr=log)
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """To the process, and to those beside it that read and publish for it."""
+        """Send a signal to the process, and to its child processes that read and publish for it."""
         pid = self._processes[name].pid
         for each in (pid, *ProcessTable().children(pid)):
             with contextlib.suppress(ProcessLookupError):
@@ -78,23 +78,23 @@ class Hosts:
         return process.wait(WAIT_S)
 
     def mend(self, name: str) -> None:
-        """Let it run, and let everything through again."""
+        """Continue the process, and restore its connections."""
         if name in self._processes:
             self.signal(name, signal.SIGCONT)
         self._nodes.heal(name)
         self.to_server[name].heal()
 
     def events(self, name: str) -> list[str]:
-        """What the last process of that host has logged of the engine: "owner", "standby", "fenced", …"""
+        """Return the engine events of the host's last process, such as "owner", "standby" or "fenced"."""
         return re.findall(r" engine_(\w+) ", self._logs[name].read_text())
 
     def role(self, name: str) -> str:
-        """The last of them; empty if there is no process."""
+        """Return the last event; empty if there is no process."""
         events = self.events(name) if name in self._processes else []
         return events[-1] if events else ""
 
     def ends(self, name: str) -> int:
-        """How often its engine has ended without a checkpoint."""
+        """How often the host's engine has ended without a checkpoint."""
         return sum(event in {"fenced", "failed"} for event in self.events(name))
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Hosts:
 
 
 class Trial:
-    """Numbers that are published, and the sums that must be published for them."""
+    """Published numbers, and the sums that must be published for them."""
 
     def __init__(self, hosts: Hosts, nodes: WiredNodes, publisher: rt.Publisher) -> None:
         self.hosts, self._nodes, self._publisher = hosts, nodes, publisher
@@ -142,7 +142,7 @@ class Trial:
         assert self.results() == self.expected
 
     def settled(self) -> tuple[str, str]:
-        """The owner and the standby, when each of the hosts is one of them."""
+        """Wait until one host is the owner and the other the standby. Return their names in this order."""
         self.wait(lambda: sorted(map(self.hosts.role, NAMES)) == ["owner", "standby"], "roles")
         first, second = NAMES
         return (first, second) if self.hosts.role(first) == "owner" else (second, first)

@@ -46,7 +46,7 @@ DEADLINE_S = 120.0
 
 
 def wait_until(is_so: Callable[[], bool], what: str = "") -> None:
-    """Return once it is so; fail after the deadline."""
+    """Wait until `is_so` is true. Fail after the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     pause = threading.Event()
     while not is_so():
@@ -56,7 +56,7 @@ def wait_until(is_so: Callable[[], bool], what: str = "") -> None:
 
 @dataclass(slots=True)
 class Story:
-    """Plans of a few sessions of real bytes, and what an uninterrupted run makes of them."""
+    """Plans for a few sessions of real bytes, and the result of an uninterrupted run of them."""
 
     state: SequencerState = field(default_factory=new_state)
     sessions: dict[int, WrittenSession] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Story:
         roll_bytes: int = 1200,
         rolled: Collection[int] = (),
     ) -> Story:
-        """Three sessions, segments that roll on both sides; behind `rolled` of the merges also by age."""
+        """Draw three sessions. Segments roll on both sides. A `Roll` follows each merge in `rolled`."""
         story, rng = cls(), random.Random(seed)
         apply(story.state, Configure(roll_bytes=roll_bytes))
         for which in range(3):
@@ -96,23 +96,23 @@ class Story:
         return story
 
     def merge(self, *ranges: MergeRange) -> None:
-        """One more instruction."""
+        """Add a plan for one more merge instruction."""
         self.plans.append(must(RangesMerged, apply(self.state, merging(self.state, *ranges))).plan)
 
     @property
     def end(self) -> LogOffset:
-        """Where the merged log ends behind all plans."""
+        """The end of the merged log after all plans."""
         assert self.state.merged.segment is not None
         return LogOffset(*self.state.merged.segment, self.state.merged.offset)
 
     @property
     def reached(self) -> MergeProgress:
-        """What is reached behind all plans."""
+        """The merge progress after all plans."""
         merged = self.state.merged
         return MergeProgress(self.state.instruction, merged.chain, merged.total_bytes, self.state.position)
 
     def files(self) -> dict[SegmentId, bytes]:
-        """The merged segments, as the dumbest merger writes them."""
+        """Return the merged segments as `DumbMerger` writes them."""
         dumb = DumbMerger()
         for plan in self.plans:
             dumb.carry_out(plan, self.sessions)
@@ -120,7 +120,7 @@ class Story:
         return {segment: bytes(data) for segment, data in dumb.files.items()}
 
     def put_sessions(self, disk: MemoryDisk) -> None:
-        """Write the copies to a disk, durably."""
+        """Write the session copies to a disk, durably."""
         for session_id, written in self.sessions.items():
             disk.make_directory(f"/node/{session_id}")
             for (run, roll), data in written.files.items():
@@ -128,13 +128,13 @@ class Story:
 
 
 class FakeSources:
-    """The copies of a story's sessions, of which all but what is `hidden` is here."""
+    """The copies of a story's sessions, without the segments in `hidden`."""
 
     def __init__(self, disk: Disk, story: Story) -> None:
         self._disk = disk
         self.hidden: set[tuple[int, SegmentId]] = set()
         self.wrong: set[tuple[int, SegmentId]] = set()
-        """Segments whose chain differs."""
+        """Segments whose running checksum differs."""
         self.bad: list[BlockWrite] = []
         self._marks: dict[tuple[int, SegmentId], BatchIndex] = {}
         for session_id, written in story.sessions.items():
@@ -159,7 +159,7 @@ class FakeSources:
 
 
 class TestedMerger(Merger):
-    """A merger whose thread ends, instead of dying, when the power goes."""
+    """A merger whose thread reports a power cut as its failure, instead of raising it."""
 
     __test__ = False
 
@@ -170,7 +170,7 @@ class TestedMerger(Merger):
             self._fail(Closed("the power is off"))
 
     def wait_written(self, instruction: int) -> None:
-        """Return once so much is written, or the merger failed."""
+        """Wait until this instruction is written, or until the merger has failed."""
         wait_until(
             lambda: self.written.instruction >= instruction or self.failure is not None,
             f"instruction {instruction}; missing {self.missing}, gap {self.gap}, written {self.written}",

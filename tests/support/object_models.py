@@ -47,7 +47,7 @@ def alike(step: Step) -> tuple[Step, Step]:
 
 
 def one(name: str, *arguments: st.SearchStrategy[Any], answers: bool = True) -> Edit:
-    """An edit by a method that both have."""
+    """Return an edit that calls the same method of the object and the model."""
 
     def edit(draw: Draw) -> tuple[Step, Step]:
         values = [draw(each) for each in arguments]
@@ -62,7 +62,7 @@ def one(name: str, *arguments: st.SearchStrategy[Any], answers: bool = True) -> 
 
 
 def two(theirs: Callable[..., Any], ours: Callable[..., Any], *arguments: st.SearchStrategy[Any]) -> Edit:
-    """An edit that differs between the object and the model."""
+    """Return an edit with different calls for the object and the model."""
 
     def edit(draw: Draw) -> tuple[Step, Step]:
         values = [draw(each) for each in arguments]
@@ -317,7 +317,7 @@ SUBJECTS = {
 
 
 def outcome(step: Step, target: Any) -> Any:
-    """What `step` returns, or the kind of error that it raises."""
+    """Return the result of `step`, or the kind of error that it raises."""
     try:
         answer = step(target)
     except (IndexError, KeyError, ValueError) as error:

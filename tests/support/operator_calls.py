@@ -1,4 +1,4 @@
-"""What real nodes answer an operator, over gRPC."""
+"""Answers of real nodes to an operator, over gRPC."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WAIT_S = 180.0
 
 
 def told(nodes: LocalCluster, target: str, body: dict[str, Any] | None = None, *, by: str = "") -> Any:
-    """What `by` (default: any node that runs) answers. GET without a body, POST with one.
+    """Return the answer of `by` (default: any running node). GET without a body, POST with one.
 
-    The nodes may have no leader at this moment, or decide too late, as after a stall of the machine. The one
-    that is asked may still open its log. Then the answer says so, and the request is made again until it is
-    decided. So `target` must bear a second request.
+    The nodes may have no leader at this moment, or decide too late, for example after a stall of the machine.
+    The asked node may still be opening its log. Then the answer is a retriable error, and the request is
+    repeated until it is decided. So `target` must tolerate a repeated request.
     """
     endpoints = [f"127.0.0.1:{nodes.data_ports[name]}" for name in ([by] if by else nodes.running)]
     method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
@@ -38,7 +38,7 @@ def told(nodes: LocalCluster, target: str, body: dict[str, Any] | None = None, *
 
 
 def wait_run(nodes: LocalCluster, session: str, run: int, number: int = 0) -> None:
-    """Until the node that is asked, which may be behind, knows of that last run and merged to `number`."""
+    """Wait until the asked node, which may lag, knows this last run and has merged up to `number`."""
 
     def is_known() -> bool:
         found = told(nodes, f"/sessions?name={session}")

@@ -1,4 +1,4 @@
-"""Runs a command of an operator against the REST views of a node, over loopback mTLS."""
+"""Runs an operator's command against the REST views of a node, over loopback mTLS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _FILES = {"ca": "ca.crt", "cert": "op.crt", "key": "op.key"}
 def run_command(
     command: click.Command, *arguments: str, pki: Path, root: Path, prepare: Callable[[Served], None]
 ) -> tuple[Result, Served]:
-    """The result, and the node. `prepare` changes what it serves; `pki` is of `receiving_node.make_pki`."""
+    """Run the command. Return its result and the node.
+
+    `prepare` changes the data that the node serves. `pki` comes from `receiving_node.make_pki`.
+    """
 
     async def main() -> tuple[Result, Served]:
         async with serving(pki, root) as served:

@@ -14,7 +14,7 @@ from rt.testing.queries import MarbleError, MarbleEvent, cold, until
 
 
 class Input(Source):
-    """The source "in". Inside of a group for which `Example` names other events: these."""
+    """The source "in". Inside a group for which `Example` sets other events, it sends those events."""
 
     def build(self, group: OperatorGroup, out: Observer[Any]) -> Operator[Any, Any]:
         events = INPUTS.get("/".join(group.id.split("/")[:2]))
@@ -22,7 +22,7 @@ class Input(Source):
 
 
 class Example(Observable[Any]):
-    """A query with other events in place of the source "in": for a group of a query."""
+    """A query in which other events replace the source "in", for a group of a query."""
 
     def __init__(self, query: Observable[Any], events: Observable[Any]) -> None:
         self._query = query
@@ -34,7 +34,7 @@ class Example(Observable[Any]):
 
 
 INPUTS: dict[str, Observable[Any]] = {}
-"""By the id of the operator group of a group."""
+"""The events that replace the source "in", by the id of the operator group of a group."""
 
 IN = Input("in")
 OTHER = Source("other")
@@ -42,7 +42,7 @@ NEVER = creation.never()
 
 
 def outcome(events: list[MarbleEvent]) -> str:
-    """Values and the end, without times."""
+    """Return the values and the end, without times."""
     marks = {"completed": "|", "error": "#"}
     return " ".join(marks.get(event.kind) or str(event.value) for event in events)
 
@@ -61,7 +61,7 @@ def echo(value: Any) -> Observable[Any]:
 
 
 async def later(value: int) -> int:
-    """The result comes the earlier, the greater the value is. No two come at once."""
+    """Return the value. The greater it is, the earlier the result; no two results come at once."""
     await until(9.5 - 2 * value)
     return value
 
@@ -76,7 +76,7 @@ def odd(value: int) -> bool:
 
 
 def values() -> Any:
-    """What windows of event time have."""
+    """Map windows of event time to their values."""
     return ops.map(lambda window: window["value"])
 
 

@@ -15,7 +15,7 @@ _ROOT: Final = Path(operators.__path__[0])
 _PATHS: Final = {
     path.stem: f"rt/query/operators/{path.relative_to(_ROOT).as_posix()}" for path in _ROOT.rglob("*.py")
 }
-"""The modules below `rt.query.operators`, by name: their names differ."""
+"""The path of each module below `rt.query.operators`, by its name, which is unique."""
 
 _TITLES: Final = {
     "creation": "Observables to start with (`rt.query.operators.creation`)",

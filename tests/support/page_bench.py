@@ -1,4 +1,4 @@
-"""The status page in a real browser: a node with much to tell, served over loopback, and Chromium's view."""
+"""The status page in a real browser: a node with much content, served over loopback, and Chromium's DOM."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from sequencer.state.state import (
 GIB: Final = 1 << 30
 HOUR: Final = 60
 HOSTILE: Final = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
-"""As a session's name it cannot get past the node: the page must not depend on that."""
+"""No node accepts this name for a session, but the page must not depend on that."""
 POSITION: Final = 4_000_400
 
 
@@ -143,15 +143,15 @@ def busy_node(**changes: Any) -> NodeSnapshot:
 
 
 class PageNode:
-    """A node's answers for everybody, as an operator gets them, without TLS.
+    """A node that answers every client as an operator, without TLS.
 
-    With `gone_after` it is cut off, and its port closed, once that many rounds have asked for /status.
+    With `gone_after`, it closes its port at the request for /holds after that many requests for /status.
     """
 
     def __init__(self, look: Callable[[], NodeSnapshot], *, gone_after: int | None = None) -> None:
         self._look, self._gone_after = look, gone_after
         self.asked: list[str] = []
-        """Paths, in the order in which they were asked for."""
+        """The requested paths, in order."""
         self._listener: HttpListener
         self.answering: Dispatcher
 
@@ -161,7 +161,7 @@ class PageNode:
 
     @contextlib.asynccontextmanager
     async def serving(self, *more: RestEndpoint) -> AsyncIterator[PageNode]:
-        """Serve, the endpoints `more` too."""
+        """Serve the node's endpoints, and also `more`."""
         endpoints = [replace(one, is_public=True, view=self._view(one)) for one in (*ENDPOINTS, *more)]
         with ThreadPoolExecutor(1) as pool:
             self.answering = Dispatcher(endpoints, self._look, pool, stream=None)
@@ -189,7 +189,7 @@ class PageNode:
 
 
 def chromium() -> str:
-    """The browser; skips the test where there is none."""
+    """Return the path of the browser. Skip the test if there is none."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
         pytest.skip("no Chromium here: on Debian, apt-get install chromium")
@@ -197,7 +197,7 @@ def chromium() -> str:
 
 
 async def browse(url: str, profile: Path, *options: str, virtual_ms: int = 5000, wait_s: float = 120) -> str:
-    """The DOM after `virtual_ms` of the page's own time, which stands still while something is loaded."""
+    """Return the DOM after `virtual_ms` of the page's own time, which stops while something is loaded."""
     flags = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
     process = await asyncio.create_subprocess_exec(
         chromium(),
@@ -222,7 +222,7 @@ async def browse(url: str, profile: Path, *options: str, virtual_ms: int = 5000,
 
 
 class Dom(HTMLParser):
-    """What a dumped DOM says: text and attributes by id, tables as lists of cells."""
+    """The content of a dumped DOM: text and attributes by id, tables as lists of cells."""
 
     _VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
 
@@ -239,7 +239,7 @@ class Dom(HTMLParser):
         self.feed(content)
 
     def rows(self, place: str) -> list[list[str]]:
-        """The rows of the table in that element: the text of each cell, its parts joined by " | "."""
+        """Return the rows of the table in that element: the text of each cell, its parts joined by " | "."""
         return self._rows.get(place, [])
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -272,6 +272,6 @@ class Dom(HTMLParser):
             self._open[-1][2].append(" ".join(data.split()))
 
     def _place(self) -> str | None:
-        """The id of what the open table stands in."""
+        """Return the id of the element that contains the open table."""
         opened = [index for index, (tag, _, _) in enumerate(self._open) if tag == "table"]
         return str(self._open[opened[-1] - 1][1].get("id")) if opened else None

@@ -22,23 +22,23 @@ from sequencer.raft.model.messages import (
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
 AFTER: list[Keep | None] = [None, "none", "some"]
-"""How a run ends: kill -9, a power cut that takes all that was not synced, one that takes some of it."""
+"""How a run ends: kill -9, a power cut that loses all unsynced data, one that loses some of it."""
 
 
 def member(clock: Clock, members: int = 3, **settings: object) -> Driven:
-    """A member of a new cluster, all peers connected, that has heard of nobody yet."""
+    """Return a member of a new cluster, all peers connected. It has not heard from a leader yet."""
     driven = Driven(clock, config_of("n1", NAMES[:members], **settings))
     driven.adopt()
     return driven
 
 
 def clear_leader(driven: Driven) -> None:
-    """Let so much time go by that the leader does not count as heard any more."""
+    """Advance the clock until the leader no longer counts as heard."""
     driven.clock.advance(driven.config.election_ms_min / 1000 + 0.001)
 
 
 def commit_of(driven: Driven, index: int) -> None:
-    """As a leader, hear a majority acknowledge up to `index`, and commit."""
+    """As a leader, receive acknowledgements up to `index` from a majority, and commit."""
     for peer in driven.config.peers[: len(driven.config.members) // 2]:
         driven.acknowledge(peer, index)
     driven.step()
@@ -46,7 +46,7 @@ def commit_of(driven: Driven, index: int) -> None:
 
 
 class Snapshot:
-    """What a leader would send that has applied these entries behind the first one."""
+    """The snapshot of a leader that has applied these entries after the first one."""
 
     def __init__(self, entries: tuple[RaftEntry, ...], disks: dict[str, bytes] | None = None) -> None:
         state, machine = (

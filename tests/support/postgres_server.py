@@ -1,7 +1,6 @@
-"""A PostgreSQL server with a data directory of its own, on the loopback and a Unix socket, with TLS.
+"""A PostgreSQL server with its own data directory, on the loopback and a Unix socket, with TLS.
 
-The programs are those of the package of the system. A server does not run as root: root starts it as another
-user.
+The programs come from the system's package. A server does not run as root: root starts it as another user.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ def missing() -> str | None:
 
 
 class PostgresServer:
-    """A server that runs. `stop` and `start` it, or `kill` it.
+    """A running server. Call `stop` and `start`, or `kill`.
 
-    `environment`: of its processes. One that tests share must not have the mark by which a test kills what it
-    started. `primary`: it is a standby of this server. That server's commits wait for it.
+    `environment`: of its processes. A server that tests share must not have the mark by which a test kills
+    the processes that it started. `primary`: this server is a standby of that one, whose commits wait for it.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Through the Unix socket, without a password."""
+        """The URL through the Unix socket, without a password."""
         return f"postgresql://{USER}@/postgres?host={self.directory}&port={self.port}"
 
     def tcp_url(self, *, host: str = "127.0.0.1", password: str = PASSWORD, **options: str) -> str:
@@ -90,7 +89,7 @@ class PostgresServer:
         return f"postgresql://{USER}:{quote(password, safe='')}@{host}:{self.port}/postgres?{more}"
 
     def store(self, directory: Path, name: str = "state", **options: Any) -> PostgresStore:
-        """The store of this name and directory: always the same schema."""
+        """Return the store of this name and directory. The same arguments always give the same schema."""
         return PostgresStore(self.url, schema=self.schema(directory, name), **options)
 
     @staticmethod
@@ -109,7 +108,7 @@ class PostgresServer:
         subprocess.run(command, check=True, input=copied, stdout=subprocess.DEVNULL)
 
     def wait(self, statement: Any, values: Any = None) -> None:
-        """Until the statement finds a row."""
+        """Wait until the statement finds a row."""
         deadline = time.monotonic() + WAIT_S
         while not self.run(statement, values):
             assert time.monotonic() < deadline, statement
@@ -218,7 +217,7 @@ def _program(name: str) -> str:
 
 
 def dump(url: str, schema: str) -> bytes:
-    """What `pg_dump` writes of a schema."""
+    """Return the output of `pg_dump` for a schema."""
     command = [_program("pg_dump"), "--schema", schema, "--dbname", url]
     return subprocess.run(command, check=True, capture_output=True).stdout
 
@@ -238,7 +237,7 @@ def _as_user() -> dict[str, Any]:
 
 
 def _write_certificates(directory: Path) -> None:
-    """`ca.crt`, and the certificate of `localhost` and 127.0.0.1; `other.crt` is another authority."""
+    """Write `ca.crt` and the certificate of `localhost` and 127.0.0.1. `other.crt`: another authority."""
     now = datetime.now(UTC)
 
     def name(text: str) -> x509.Name:

@@ -1,8 +1,9 @@
-"""A power cut for whole nodes: what their processes had not synced is gone from their directories.
+"""A power cut for whole nodes: their directories lose all content that their processes had not synced.
 
-A library (`POWER`) stands before fsync in every process. A sync of a file keeps its bytes elsewhere, one of a
-directory keeps its list of names; `cut_power` makes the directories of dead processes of that again. As
-strict as can be: nothing is there that no sync returned for, but directories and locks.
+A library (`POWER`) intercepts fsync in every process. A sync of a file saves its bytes elsewhere, and a sync
+of a directory saves its list of names. `cut_power` rebuilds the directories of dead processes from these.
+This is as strict as possible: except for directories and locks, only content remains for which a sync
+returned.
 """
 
 from __future__ import annotations
@@ -199,9 +200,10 @@ int fdatasync(int fd) { return keep(fd); }
 
 
 def cut_power(directory: Path, kept: Path, draw: random.Random | None = None) -> int:
-    """Make `directory`, of which every process is dead, what was synced of it; how many files lost bytes.
+    """Reset `directory` to its synced content. Return how many files lost bytes.
 
-    With `draw`, some files keep some sectors of what was written since: a disk may have written any of them.
+    Every process of the directory must be dead. With `draw`, some files keep some sectors that were written
+    since: a disk may have written any of them.
     """
     lost = 0
     for place, _, names in list(os.walk(directory)):
@@ -223,7 +225,7 @@ def cut_power(directory: Path, kept: Path, draw: random.Random | None = None) ->
         for name, content in restored.items():
             if name not in locks:
                 Path(place, name).write_bytes(content)
-    # Files are new ones now: what they hold is durable.
+    # The files are new now: their content counts as durable.
     shutil.rmtree(kept)
     kept.mkdir()
     for place, _, names in list(os.walk(directory)):
@@ -247,12 +249,12 @@ def _torn(synced: bytes, written: bytes, draw: random.Random | None) -> bytes:
 
 
 def kept_copy(path: Path, kept: Path) -> Path:
-    """Where the synced bytes of a file are kept; nothing is there if it was never synced."""
+    """Return the path of the synced bytes of a file. It does not exist if the file was never synced."""
     return kept / _id(path)
 
 
 def _listed(path: Path) -> dict[str, str]:
-    """Which file each name of a directory was, when that was synced last."""
+    """Return the file id of each name in a directory, as of the directory's last sync."""
     if not path.exists():
         return {}
     lines = [line.split(" ", 1) for line in path.read_text().splitlines()]
@@ -260,7 +262,7 @@ def _listed(path: Path) -> dict[str, str]:
 
 
 def _id(path: Path) -> str:
-    """What the library calls a file: its inode, and when that was made, for numbers of inodes come again."""
+    """Return the library's id of a file: inode number and creation time, because inode numbers are reused."""
     buffer = ctypes.create_string_buffer(256)
     if _LIBC.statx(_AT_FDCWD, os.fsencode(path), _NO_FOLLOW, _BASIC_AND_BIRTH, buffer):
         raise OSError(ctypes.get_errno(), f"statx {path}")

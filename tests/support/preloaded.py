@@ -1,4 +1,4 @@
-"""Libraries in C that come between a node's processes and the system: clocks that jump, disks that fail."""
+"""C libraries between a node's processes and the system: clocks that jump, disks that fail."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *offset, size_t s
 
 
 def built(directory: Path, name: str, source: str) -> Path:
-    """A library for `LD_PRELOAD`; the test is skipped where there is no compiler."""
+    """Build a library for `LD_PRELOAD`. Skip the test if there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler for a library that stands before the system")
@@ -152,9 +152,9 @@ def built(directory: Path, name: str, source: str) -> Path:
 
 
 def set_clock(path: Path, seconds: int, *, asleep_s: int = 0) -> None:
-    """Have the wall clocks of all processes that look at this file be off by so much, from now on.
+    """Shift the wall clocks of all processes that use this file by `seconds`, from now on.
 
-    `asleep_s`: how long the machine has slept since these processes began. The clock of leases counts that.
+    `asleep_s`: how long the machine has slept since these processes started. The clock of leases counts that.
     """
     with path.open("r+b" if path.exists() else "wb", buffering=0) as file:
         file.write(struct.pack("=qq", seconds, asleep_s))

@@ -1,4 +1,4 @@
-"""What dashboards and alert rules say of metrics, held against what a node tells."""
+"""Compares the metrics in dashboards and alert rules with the metrics of nodes and stream hosts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _WORDS: Final = frozenset(
 
 @cache
 def node_metrics() -> dict[str, tuple[str, ...]]:
-    """Each name that a node can be asked for, with its labels; not to be changed."""
+    """Return each metric name of a node, with its labels. The result must not be changed."""
     found: dict[str, tuple[str, ...]] = {}
     for metric in metrics_of(busy_node()):
         if metric.kind == "histogram":
@@ -65,18 +65,18 @@ def node_metrics() -> dict[str, tuple[str, ...]]:
 
 @cache
 def stream_metrics() -> dict[str, tuple[str, ...]]:
-    """Each name that a host of streams can be asked for, with its labels; not to be changed."""
+    """Return each metric name of a stream host, with its labels. The result must not be changed."""
     return {metric.name: tuple(metric.labels) for metric in stream_metrics_of("", "", [])}
 
 
 @cache
 def known_metrics() -> dict[str, tuple[str, ...]]:
-    """Those of nodes and of hosts of streams."""
+    """Return the metrics of nodes and of stream hosts."""
     return {**node_metrics(), **stream_metrics()}
 
 
 def names_in(expression: str) -> set[str]:
-    """The metrics that an expression names: every word that is no operator, function, label or string."""
+    """Return the metrics in an expression: every word that is no operator, function, label or string."""
     bare = re.sub(r'"[^"]*"|\[[^\]]*\]|\{[^}]*\}', " ", expression)
     bare = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)", " ", bare)
     return set(re.findall(r"\b[a-z_][a-z0-9_]*\b", bare)) - _WORDS
@@ -90,7 +90,7 @@ def labels_in(expression: str) -> set[str]:
 
 
 def check_names(expression: str, *, where: str) -> None:
-    """Assert that it asks for what there is, by labels that it has or that Prometheus adds."""
+    """Assert that an expression uses existing metrics, with their labels or labels that Prometheus adds."""
     known = known_metrics()
     names = names_in(expression)
     assert names, where
@@ -100,7 +100,7 @@ def check_names(expression: str, *, where: str) -> None:
 
 
 def promtool() -> str:
-    """The program; skips the test where there is none."""
+    """Return the path of the program. Skip the test if there is none."""
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("no promtool here: on Debian, apt-get install prometheus")

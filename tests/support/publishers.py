@@ -15,7 +15,7 @@ import rt
 DIRECTORY = "/data/stream/sessions/feed"
 DEADLINE_SECONDS = 120
 SMALL: dict[str, int] = {"batch_bytes": 4096, "roll_bytes": 4096}
-"""Four of `values` a batch, and eight a segment."""
+"""Four of `values` fill a batch, and eight fill a segment."""
 
 
 def on_memory(disk: MemoryDisk, **options: Any) -> rt.Publisher:

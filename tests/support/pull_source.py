@@ -19,7 +19,7 @@ from sequencer.localcluster.loopback import free_port
 
 
 class PullSource:
-    """A publisher to files, what is merged of it, and a node that hands that out while it is `up`."""
+    """A publisher to files, a merged log of it, and a node that serves this log from `start` to `stop`."""
 
     def __init__(self, root: Path, tls: TLS, loop: asyncio.AbstractEventLoop) -> None:
         self._root = root
@@ -28,27 +28,27 @@ class PullSource:
         self._port = free_port()
         self._serving: contextlib.AsyncExitStack | None = None
         self.refuses_holds = ""
-        """Why it holds nothing back, from the next start on."""
+        """The reason for which it refuses holds, from the next start on."""
         self.acknowledged: list[tuple[str, int]] = []
-        """What subscribers acknowledged to it, oldest first."""
+        """The acknowledgements of subscribers, oldest first."""
         self.endpoint = f"localhost:{self._port}"
         self.merged = str(root / "merged")
         self._log = MergedLogBuilder(self.merged, cluster_id=CLUSTER, stream="s")
         self._publisher = rt.Publisher(root, "s", publisher_id="feed", linger_ms=0)
 
     def publish(self, *values: bytes, topic: str = "", timestamps_ns: Sequence[int] | None = None) -> None:
-        """Publish them in one batch, and merge them."""
+        """Publish the values in one batch, and merge them."""
         self._publisher.publish_many(list(values), topic=topic, timestamps_ns=timestamps_ns)
         self._publisher.flush()
         self._log.merge_all([self._publisher.directory])
         self._log.sync()
 
     def roll(self, run: int | None = None) -> None:
-        """End the merged segment, and with `run` the epoch."""
+        """End the merged segment. With `run`, also end the epoch."""
         self._log.roll(run)
 
     def trim(self, before: SegmentId) -> None:
-        """Trim what is before a segment."""
+        """Trim the segments before `before`."""
         self._log.trim(before)
 
     def start(self) -> None:
@@ -56,11 +56,10 @@ class PullSource:
         self._do(self._start())
 
     def stop(self) -> None:
-        """Serve no more. What was there stays."""
+        """Stop serving. The log stays."""
         self._do(self._stop())
 
     def close(self) -> None:
-        """Release all."""
         self.stop()
         self._publisher.close()
         self._log.close()
@@ -83,7 +82,7 @@ class PullSource:
 
 @contextlib.contextmanager
 def pull_source(root: Path, pki: Path) -> Iterator[PullSource]:
-    """One source, up, in a thread."""
+    """Run one started source in a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

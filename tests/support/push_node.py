@@ -1,4 +1,4 @@
-"""A node for tests of the pushing side: it keeps what is pushed in memory, and misbehaves on demand."""
+"""A node for tests of pushing. It stores pushed data in memory, and misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ CLUSTER = bytes(range(16))
 
 
 class PushNode:
-    """A node called `name` of a cluster of `members`.
+    """A node called `name` in a cluster of `members`.
 
-    `refusal` is raised at each hello, `rejection` at the first bytes. While `is_still` nothing more is read,
-    nor said. `place` lies about where to start. `merges`: what is durable here is told to be merged, whatever
-    the others have.
+    `refusal` is raised at each hello, `rejection` at the first bytes. While `is_still`, the node reads and
+    sends nothing more. `lie` replaces its true start offset. `merges`: it reports its own durable data as
+    merged, regardless of the other nodes.
     """
 
     def __init__(self, name: str = "n1", *, members: int = 3, cluster: bytes = CLUSTER) -> None:
@@ -54,13 +54,13 @@ class PushNode:
         self.takes_status = True
         self.knows_silence = True
         self.committed = SilenceLimit(0, 0)
-        """What the cluster has recorded of the publisher's promise."""
-        self.settles = True  # It records what it is told.
+        """The publisher's silence limit, as recorded by the cluster."""
+        self.settles = True  # It records the silence limit of a status.
         self.opens_lives = True
         self.merges = True
         self.lie: LogOffset | None = None
         self.merged_elsewhere: PushProgress | None = None
-        """What it says before it holds anything."""
+        """The progress that it reports while it holds no data."""
         self.hellos: list[PushHello] = []
         self.statuses: list[PushStatus] = []
         self.lives: dict[int, bytes] = {}
@@ -70,7 +70,7 @@ class PushNode:
         self.streams = 0
         self._scanners: dict[SegmentId, SessionScanner] = {}
         self._server: RpcServer | None = None
-        self._port = free_port()  # Of those that nobody else is given while it is stopped.
+        self._port = free_port()  # No other caller gets this port while the node is stopped.
 
     @property
     def endpoint(self) -> str:
@@ -78,7 +78,7 @@ class PushNode:
 
     @property
     def place(self) -> LogOffset | None:
-        """Behind the last whole batch here."""
+        """The offset after the last whole batch here."""
         if not self._scanners:
             return None
         last = max(self._scanners)
@@ -192,7 +192,7 @@ class PushNode:
             self.faults.append(fault)
 
     def holds(self, directory: str | Path) -> bool:
-        """Whether it has all that the session directory holds, byte for byte."""
+        """Whether its segments equal those of the session directory, byte for byte."""
         path = str(directory)
         files = {segment: Path(path, segment.file_name).read_bytes() for segment in list_segments(REAL, path)}
         return {segment: bytes(have) for segment, have in self.segments.items()} == {
@@ -200,7 +200,7 @@ class PushNode:
         }
 
     def cut_to_batches(self) -> None:
-        """As a node that restarts: what is no whole batch is gone."""
+        """Cut off incomplete batches, as a node does at a restart."""
         for segment, scanner in self._scanners.items():
             del self.segments[segment][max(scanner.offset, SEGMENT_HEADER_BYTES) :]
 

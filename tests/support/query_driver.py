@@ -28,11 +28,11 @@ from rt.query.runner import EngineRunner
 factories = Factories()
 
 FRAGILE_EVERY = 50
-"""The process has a query that leaves out every such number."""
+"""One query of the process leaves out every multiple of this number."""
 
 
 class Shown(Operator[Any, Any]):
-    """A function of each value."""
+    """Emits a function of each value."""
 
     __slots__ = ("_show",)
     NAME = "shown"
@@ -74,7 +74,7 @@ def fragile(every: int) -> Observable[Any]:
 
 
 class RunningQueries:
-    """An engine with a source and a sink, recovered, and with two queries."""
+    """A recovered engine with a source, a sink and two queries."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ def gated(queries: RunningQueries) -> None:
 
 
 def open_store(place: str) -> SqliteStore | PostgresStore:
-    """A store in a file, or in the schema of a URL after its last #."""
+    """Open a store in a file, or in the schema after the last # of a URL."""
     if not is_url(place):
         return SqliteStore(place)
     url, schema = place.rsplit("#", 1)

@@ -11,7 +11,7 @@ from rt.query import ReliableObserver
 
 
 class Numbers:
-    """A source: the value of id n is n. Sends only in `pump`. `fails`: the method that raises `DiskFull`."""
+    """A source: the value of id n is n. Sends only in `pump`. `fails`: a method that raises `DiskFull`."""
 
     is_dense = True
 
@@ -78,11 +78,11 @@ class Sink:
 
 
 Fault = tuple[BaseException, bool]
-"""What a commit raises, and whether it happens nevertheless."""
+"""The error of a commit, and whether the commit happens nevertheless."""
 
 
 class FailingStore(MemoryStore):
-    """Commits fail as `draw` decides."""
+    """A store whose commits fail as `draw` decides."""
 
     def __init__(self, content: Any = None) -> None:
         super().__init__(content)

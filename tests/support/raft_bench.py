@@ -1,7 +1,7 @@
-"""Raft nodes driven by hand: a clock that a test moves, a network that a test reads, disks in memory.
+"""Raft nodes driven by hand: a test moves the clock and reads the network; disks are in memory.
 
-`Driven` is one node whose peers are the test; `Lockstep` is a whole cluster in one thread. What a node does
-with a message leaves it one round later, behind the sync, so `Driven.hear` steps twice.
+`Driven` is one node; the test plays its peers. `Lockstep` is a whole cluster in one thread. The reaction of a
+node to a message is sent one round later, after the sync, so `Driven.hear` steps twice.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ M = TypeVar("M")
 
 
 _LOTS = itertools.count(1)
-"""What each forced epoch is named by."""
+"""Numbers that become the names of forced epochs."""
 
 
 class Clock:
-    """PySyncObj's clock while `virtual_clock` holds; it moves when a test says so."""
+    """PySyncObj's clock inside `virtual_clock`. Only the test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -79,7 +79,7 @@ def virtual_clock() -> Iterator[Clock]:
 
 
 def disk_id(member: str, generation: int = 0) -> bytes:
-    """What a member's disk is called; each wipe makes another generation."""
+    """Return the id of a member's disk. Each wipe creates another generation."""
     return f"{member}.{generation}".encode().ljust(16, b"-")
 
 
@@ -95,9 +95,9 @@ def commands_entry(
 
 
 def entries_of(terms: Sequence[int], start: int = 2, tag: bytes = b"") -> tuple[RaftEntry, ...]:
-    """Entries from index `start` on with these terms; their commands say place and tag.
+    """Return entries from index `start` on with these terms. Each command contains index, term and tag.
 
-    Behind the first entry of a cluster they are all of them packs of one proposer, in order.
+    If they follow the first entry of a cluster, all of them are packs of one proposer, in order.
     """
     return tuple(
         commands_entry(index, term, b"%d/%d%s" % (index, term, tag), sequence=index - 1)
@@ -123,7 +123,7 @@ class ListMachine:
         return repr(self.applied).encode()
 
     def check(self, state: bytes) -> None:
-        """It is of one version."""
+        """Accept every state: there is only one version."""
 
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         self.applied = ast.literal_eval(state.decode()) if state else []
@@ -135,7 +135,7 @@ class ListMachine:
 
 
 class HeldWorker:
-    """Work worker: at once in the next round, or when the test lets it go."""
+    """A worker that works at once in the next round, or, if held, when the test calls `work`."""
 
     def __init__(self) -> None:
         self.is_held = False
@@ -146,7 +146,7 @@ class HeldWorker:
         self.waiting.append((work, done, failed))
 
     def work(self) -> None:
-        """Do what waits; its outcome is collected in the next round."""
+        """Do the waiting work. Its outcome is collected in the next round."""
         waiting, self.waiting = self.waiting, []
         for work, done, failed in waiting:
             try:
@@ -168,7 +168,7 @@ class HeldWorker:
 
 
 class Wire:
-    """A network whose other end is the test. What was flushed is in `sent`; what arrives is put by hand."""
+    """A network whose other end is the test. `sent`: flushed messages. The test puts arriving messages."""
 
     def __init__(self) -> None:
         self.connected: Collection[str] = set()
@@ -254,7 +254,7 @@ def refuse_full_disk(error: DiskFull) -> None:
 
 
 class Member:
-    """A node with everything around it; `reopen` begins its next run."""
+    """A node with its disk, machine, network and worker."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class Member:
         self._is_open = True
 
     def _new_id(self) -> bytes:
-        """The disk's id and the cluster's, as they are known; then one that names a line."""
+        """Return the disk's id, then the cluster's. If the node is a member, return a new epoch's name."""
         is_member = self._is_open and not self.node._own.is_blank
         return next(_LOTS).to_bytes(16, "little") if is_member else next(self._ids)
 
@@ -308,11 +308,11 @@ class Member:
         return self.machine.commands
 
     def terms(self) -> list[int]:
-        """Terms of the entries kept."""
+        """Return the terms of the entries in the log."""
         return [entry.term for entry in self.log[1:]]
 
     def contents(self) -> list[tuple[int, int, bytes]]:
-        """Index, term and first command (or none) of the entries kept."""
+        """Return index, term and first command (empty if none) of the entries in the log."""
         return [
             (entry.index, entry.term, content.commands[0] if isinstance(content, Commands) else b"")
             for entry in self.log[1:]
@@ -323,12 +323,12 @@ class Member:
         return [self.node.propose(command) for command in commands]
 
     def kept(self, keep: Keep | None, seed: int = 0) -> MemoryDisk:
-        """The disk that the next run finds after a power cut; after kill -9 with `keep` None."""
+        """Return the disk of the next run after a power cut, or after kill -9 if `keep` is None."""
         return self.disk.after_power_cut("all" if keep is None else keep, seed)
 
 
 class Driven(Member):
-    """One node; its peers are the test. `adopt` makes it a member of the cluster of initial disks."""
+    """One node; the test plays its peers. `adopt` makes it a member of the cluster of initial disks."""
 
     def __init__(self, clock: Clock, config: RaftConfig, disk: MemoryDisk | None = None, **more: Any) -> None:
         super().__init__(config, disk, **more)
@@ -341,23 +341,23 @@ class Driven(Member):
             self.wire.link(peer, Hello(claim=claim, **fields))
 
     def step(self) -> list[SentMessage]:
-        """One round; what left."""
+        """Run one round. Return the messages that were sent."""
         before = len(self.wire.sent)
         self.node.step()
         return self.wire.sent[before:]
 
     def hear(self, peer: str, *messages: Message) -> list[Message]:
-        """Let messages arrive, and do what follows of them at once; what left for that peer."""
+        """Deliver messages, and run two rounds. Return the messages sent to that peer."""
         return [message for other, message in self.hear_all(peer, *messages) if other == peer]
 
     def hear_all(self, peer: str, *messages: Message) -> list[SentMessage]:
-        """The same, with what left for all peers."""
+        """Do the same as `hear`, but return the messages sent to all peers."""
         for message in messages:
             self.wire.put(peer, message)
         return self.step() + self.step()
 
     def adopt(self, generations: dict[str, int] | None = None) -> None:
-        """Become a member of a cluster of initial disks, as if a peer had just made it."""
+        """Become a member of a cluster of initial disks, as if a peer had just created it."""
         disks = {
             member: disk_id(member, (generations or {}).get(member, 0)) for member in self.config.members
         }
@@ -371,7 +371,7 @@ class Driven(Member):
         self.wire.sent.clear()
 
     def reopened(self, keep: Keep | None = None, seed: int = 0, **settings: Any) -> Driven:
-        """The next run, all peers up; `keep` as `after_power_cut` has it, None for kill -9."""
+        """Return the next run, all peers connected. `keep` as in `after_power_cut`; None means kill -9."""
         config = config_of(self.name, list(self.config.members), **settings)
         fields = {"generation": self.generation, "cluster": self.cluster, "seed": self.seed + 1}
         other = Driven(self.clock, config, self.kept(keep, seed), **fields)
@@ -391,14 +391,14 @@ class Driven(Member):
         peer: str = "n2",
         applied: tuple[int, int] = (0, 0),
     ) -> AppendEntriesReply:
-        """Hear one append, and give the one answer to it."""
+        """Receive one append, and return the only answer to it."""
         sent = self.hear(peer, AppendEntries(term, prev, commit, *applied, tuple(entries)))
         return only(sent, AppendEntriesReply)
 
     def request_vote(
         self, peer: str, term: int, last: LogIndex, *, pre: bool = False, claim: DiskClaim | None = None
     ) -> RequestVoteReply | None:
-        """Hear a request, and give the answer if there was one."""
+        """Receive a vote request, and return the answer if there is one."""
         request = RequestVote(term, last, claim or claim_of(peer), pre)
         replies = [message for message in self.hear(peer, request) if isinstance(message, RequestVoteReply)]
         assert len(replies) < 2, replies
@@ -407,7 +407,7 @@ class Driven(Member):
     # As a candidate and a leader.
 
     def time_out(self) -> list[SentMessage]:
-        """Hear nothing for longer than any election timeout; what left."""
+        """Receive nothing for longer than any election timeout. Return the messages that were sent."""
         self.clock.advance(self.config.election_ms_max / 1000 + 0.001)
         return self.step() + self.step()
 
@@ -415,7 +415,7 @@ class Driven(Member):
         return self.hear_all(peer, RequestVoteReply(term, True, claim or claim_of(peer), pre))
 
     def stand(self) -> int:
-        """Be a candidate with a majority's pre-votes; the term."""
+        """Become a candidate with the pre-votes of a majority. Return the term."""
         self.time_out()
         term = self.raft.term + 1
         for peer in self.config.peers[: len(self.config.members) // 2]:
@@ -424,7 +424,7 @@ class Driven(Member):
         return term
 
     def lead(self) -> int:
-        """Be elected; the term."""
+        """Get elected. Return the term."""
         term = self.stand()
         for peer in self.config.peers[: len(self.config.members) // 2]:
             self.grant(peer, term, pre=False)
@@ -432,25 +432,25 @@ class Driven(Member):
         return term
 
     def acknowledge(self, peer: str, index: int, **fields: Any) -> list[SentMessage]:
-        """A peer says that it has everything up to `index`; what the node makes of it."""
+        """Receive a peer's acknowledgement of everything up to `index`. Return the sent messages."""
         reply = AppendEntriesReply(self.raft.term, True, index, index, claim_of(peer))
         return self.hear_all(peer, reply._replace(**fields))
 
 
 def only(sent: Sequence[Any], kind: type[M]) -> M:
-    """The one message of a kind."""
+    """Return the only message of a kind."""
     found = [message for message in sent if isinstance(message, kind)]
     assert len(found) == 1, sent
     return found[0]
 
 
 def of_kind(sent: Sequence[SentMessage], kind: type[M], peer: str | None = None) -> list[M]:
-    """Messages of a kind among what left (for that peer)."""
+    """Return the sent messages of a kind, to that peer if given."""
     return [message for to, message in sent if isinstance(message, kind) and peer in {None, to}]
 
 
 class Lockstep:
-    """A cluster in one thread: every round all nodes step, then time goes on by `TICK_S`."""
+    """A cluster in one thread. In each round all nodes step, then the clock advances by `TICK_S`."""
 
     def __init__(self, clock: Clock, names: Sequence[str] = ("n1", "n2", "n3"), **settings: Any) -> None:
         self.clock, self.names = clock, list(names)
@@ -462,7 +462,7 @@ class Lockstep:
         self.removed: dict[str, MemberRemoved] = {}
         """Nodes that ended because they are no members."""
         self.spares: dict[str, list[str]] = {}
-        """Nodes that the cluster did not know at first, with what they know."""
+        """Nodes that the cluster did not know at first, with the members that they know."""
         self.rounds = 0
         self.seeds = itertools.count()
         self.drop_message: Callable[[str, str, Message], bool] = lambda _from, _to, _message: False
@@ -474,11 +474,11 @@ class Lockstep:
     def start(
         self, name: str, disk: MemoryDisk | None = None, names: Sequence[str] = (), **settings: Any
     ) -> Member:
-        """Begin a run, on a new disk if none is given; with other configured members if given."""
+        """Start a run, on a new disk if none is given, and with other configured members if given."""
         if name in self.spares:
             names, settings = names or self.spares[name], {"bootstrap": False, **settings}
         config = config_of(name, names or self.names, **{**self.settings, **settings})
-        # Were two nodes to make a cluster, it would be two.
+        # If two nodes each made a cluster, the cluster ids would differ.
         cluster = f"made by {name}".encode().ljust(16)
         fields = {"generation": self.generations[name], "seed": next(self.seeds), "cluster": cluster}
         member = Member(config, disk, **fields)
@@ -486,7 +486,7 @@ class Lockstep:
         return member
 
     def kill(self, name: str) -> MemoryDisk:
-        """End a process; its disk as it is."""
+        """End a process. Return its disk as it is."""
         member = self.members.pop(name)
         for other in self.members:
             self.members[other].wire.drop(name)
@@ -507,7 +507,7 @@ class Lockstep:
     # Members.
 
     def spare(self, name: str, *others: str) -> Member:
-        """Start a blank node that the cluster does not know; it knows one member, or these."""
+        """Start a blank node that the cluster does not know. It knows one member, or the given ones."""
         self.generations.setdefault(name, 0)
         self.spares[name] = [name, *(others or self.names[:1])]
         return self.start(name)
@@ -519,7 +519,7 @@ class Lockstep:
         return done
 
     def change(self, change: MemberChange) -> None:
-        """Have a change made, however often that takes."""
+        """Request a change until it succeeds."""
         for _ in range(100):
             done = self.request(change)
             self.run(done.done)
@@ -532,13 +532,13 @@ class Lockstep:
         raise AssertionError(error)
 
     def add(self, name: str, *, is_voter: bool = True) -> None:
-        """Have a spare node added, and promoted."""
+        """Add a spare node, and promote it if `is_voter`."""
         self.change(AddLearner(name, f"{name}:1"))
         if is_voter:
             self.change(PromoteLearner(name))
 
     def remove(self, name: str) -> None:
-        """Have a member removed; if it leads, by another leader."""
+        """Remove a member. If it leads, transfer the leadership first."""
         node = self.members[name].node if name in self.members else None
         while node is not None and self.lead().name == name:
             node._calls.append(lambda: node.transfers.start(1.0, Future()))
@@ -569,7 +569,7 @@ class Lockstep:
         self.clock.advance(TICK_S)
 
     def run(self, until: Callable[[], object] = lambda: False, *, seconds: float = 10.0) -> None:
-        """Go on until the condition holds, which it must within that many seconds of virtual time."""
+        """Run rounds until the condition holds. It must hold within that many seconds of virtual time."""
         for _ in range(int(seconds / TICK_S)):
             if until():
                 return
@@ -577,15 +577,15 @@ class Lockstep:
         assert until(), [member.status for member in self.members.values()]
 
     def idle(self, seconds: float) -> None:
-        """Let that much time go by."""
+        """Run rounds for that many seconds of virtual time."""
         for _ in range(int(seconds / TICK_S)):
             self.round()
 
-    # Looking.
+    # State.
 
     @property
     def leader(self) -> Member | None:
-        """Whom a majority follows."""
+        """The leader that a majority follows."""
         for name, member in self.members.items():
             voters = member.raft.voter_disks.voters
             followers = [voter for voter in voters & self.members.keys() if self.follows(voter, name)]
@@ -597,20 +597,20 @@ class Lockstep:
         return self.members[name].raft.leader == leader
 
     def lead(self) -> Member:
-        """Run until there is one."""
+        """Run until there is a leader. Return it."""
         self.run(lambda: self.leader)
         assert self.leader is not None
         return self.leader
 
     def commit(self, *commands: bytes, via: str | None = None) -> list[int]:
-        """Have commands committed; their indexes."""
+        """Commit commands. Return their indexes."""
         member = self.members[via] if via else self.lead()
         futures = member.propose(*commands)
         self.run(lambda: all(future.done() for future in futures))
         return [future.result(0) for future in futures]
 
     def converge(self) -> None:
-        """Run until all live nodes have applied all they have, and check that it is the same."""
+        """Run until all live nodes have applied their whole logs. Assert that their states are the same."""
         self.run(
             lambda: (
                 self.leader
@@ -654,7 +654,7 @@ class Lockstep:
                 ends[1].link(one, ends[0].hello)
 
     def _refuse(self, name: str, by: str) -> None:
-        """A node gets the notice of another one that does not have it in its list."""
+        """Send `name` the notice of `by`, if `by` does not list it as a member."""
         wire, other = self.members[name].wire, self.members[by].wire
         if name not in other.listed and by in wire.listed and other.notice is not None:
             wire.link(by, other.hello)

@@ -17,7 +17,7 @@ from sequencer.raft.storage.preallocation import SPARE_FILE
 DIRECTORY = "/node"
 SYNCED_END = f"{DIRECTORY}/{SYNCED_END_FILE}"
 SEGMENT_BYTES = SEGMENT_HEADER_BYTES + 300
-"""So small that few groups fill a segment."""
+"""Small enough that few groups fill a segment."""
 FIRST, SECOND = f"{DIRECTORY}/log.1", f"{DIRECTORY}/log.2"
 SPARE = f"{DIRECTORY}/{SPARE_FILE}"
 
@@ -37,7 +37,7 @@ def entry(index: int, term: int = 1, size: int | None = None) -> RaftEntry:
 
 
 class Model:
-    """The log as a dumb list from the start of time, with what the last sync covered."""
+    """The log as a plain list. A compaction removes no entries from it."""
 
     def __init__(self) -> None:
         self.base = NOWHERE
@@ -64,7 +64,7 @@ class Model:
             self.compacted = max(self.compacted, arguments[0])
 
     def check(self, log: DurableLog) -> None:
-        """The log is this one, but for what a compaction let go."""
+        """Assert that the log equals this model, except for compacted entries."""
         assert (log.term, log.voted_for, log.last) == (self.term, self.vote, self.last)
         kept = [entry for entry in self.entries if entry.index > log.base.index]
         assert log.entries(log.base.index + 1) == kept
@@ -75,7 +75,7 @@ class Model:
 
 
 def prepare(log: DurableLog) -> bool:
-    """Have a spare made at once, if it is time for one."""
+    """Make a spare at once if the log needs one. Return whether it did."""
     work = log.prepare_spare()
     if work is not None:
         work()
@@ -95,7 +95,7 @@ def change(log: DurableLog, name: str, *arguments: Any) -> None:
 
 
 def do(log: DurableLog, model: Model, name: str, *arguments: Any) -> None:
-    """One change of both."""
+    """Apply one change to both."""
     change(log, name, *arguments)
     if name == "sync":
         log.record_synced_end()
@@ -103,7 +103,7 @@ def do(log: DurableLog, model: Model, name: str, *arguments: Any) -> None:
 
 
 def written(*, groups: int = 5, fill: int = 0) -> MemoryDisk:
-    """Two segments, of which the newest holds some groups; each is filled up to `fill`."""
+    """Return a disk with two segments. The newest holds `groups` groups. Each is filled up to `fill`."""
     disk = MemoryDisk()
     log = opened(disk, segment_bytes=2 * SEGMENT_BYTES, fill_bytes=fill)
     log.set_term(1, "a")

@@ -25,14 +25,14 @@ HOST = "127.0.0.1"
 
 
 def member(clock: Clock, members: int = 3, **settings: Any) -> Driven:
-    """A member of a new cluster, all peers connected, that has heard of nobody yet."""
+    """Return a member of a new cluster, all peers connected. It has not heard from a leader yet."""
     driven = Driven(clock, config_of("n1", NAMES[:members], **settings))
     driven.adopt()
     return driven
 
 
 def proposals_of(name: str, **limits: int) -> Proposals:
-    """Commands in flight of run 1 on the member's disk."""
+    """Return the in-flight commands of run 1 on the member's disk."""
     identity = DiskIdentity("stream", name, disk_id(name), CLUSTER, 1, NOWHERE, run=0)
     return Proposals(config_of(name, [name], **limits), identity, (1).to_bytes(4))
 

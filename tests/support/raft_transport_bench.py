@@ -53,7 +53,7 @@ MESSAGES: list[Message] = [
 
 
 class Inbox:
-    """A receiver that notes what happens, and does what it is told to when it does."""
+    """A receiver that records events, and calls `act` at each one."""
 
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
@@ -83,7 +83,7 @@ class Inbox:
 
 
 class Pki:
-    """A CA in a directory of its own, and what it issued."""
+    """A CA in its own directory. It issues certificates."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -94,7 +94,7 @@ class Pki:
 
 
 class Net:
-    """Members with ports of their own, the meshes that were made for them, and a driver."""
+    """Members with their own ports, the meshes made for them, and a loop that drives the meshes."""
 
     def __init__(self, tls: dict[str, TLS]) -> None:
         self.tls = tls
@@ -140,7 +140,7 @@ class Net:
 def attacker(
     port: int, context: ssl.SSLContext | None, payload: bytes = b"", host: str = "n1"
 ) -> Iterator[None]:
-    """Somebody, on a thread, who connects, sends, and then reads until the other side has had enough."""
+    """Connect and send in a thread, then read until the other side closes the connection."""
 
     def attack() -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -158,7 +158,7 @@ def attacker(
 
 
 def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """A connection whose handshake is done; somebody else must drive the other side meanwhile."""
+    """Return a connection after its handshake. Other code must drive the other side meanwhile."""
     return context.wrap_socket(socket.create_connection((HOST, port), timeout=120), server_hostname="n1")
 
 
@@ -167,7 +167,7 @@ def frame(message: Message | Hello, epoch: int = HELLO.epoch) -> bytes:
 
 
 class Clock:
-    """For the transport, in the place of the module `time`: only its test makes seconds pass."""
+    """Replaces the module `time` for the transport. Only the test advances its monotonic clock."""
 
     time = staticmethod(time.time)
 

@@ -1,4 +1,4 @@
-"""Nodes that serve one merged log from a thread, to be stopped and started by a test."""
+"""Nodes that serve one merged log from a thread. A test stops and starts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sequencer.localcluster.loopback import free_port
 
 
 class RangeNodes:
-    """`count` nodes of stream s over the log in `root`/merged; all up in the beginning."""
+    """`count` nodes of stream s that serve the log in `root`/merged. At first, all of them run."""
 
     def __init__(self, root: Path, pki: Path, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self._root = root
@@ -27,7 +27,7 @@ class RangeNodes:
         self.nodes: dict[int, FakeNode] = {}
         self.endpoints = [f"localhost:{port}" for port in self._ports]
         self.files = {name: str(pki / file) for name, file in _FILES.items()}
-        """ca, cert and key of a subscriber."""
+        """CA, certificate and key of a subscriber."""
         for index in range(count):
             self.start(index)
 
@@ -36,16 +36,16 @@ class RangeNodes:
         self._do(self._start(index))
 
     def stop(self, index: int) -> None:
-        """End, and every stream with it."""
+        """Stop a node and all its streams."""
         self._do(self._stop(index))
 
     def asked(self, log: RemoteLog) -> int:
-        """The node that a reader asks now."""
+        """Return the index of the node that a reader asks now."""
         return self.endpoints.index(log._nodes.target)
 
     @contextlib.contextmanager
     def in_epochs(self, *epochs: int) -> Iterator[None]:
-        """Each node is in one of these, from its next answer on."""
+        """Put each node into one of these epochs inside the `with` block, from its next answer on."""
         before = [node.epoch for _, node in sorted(self.nodes.items())]
         self._enter(epochs)
         try:
@@ -75,7 +75,7 @@ class RangeNodes:
 
 
 async def _calls_ended() -> None:
-    """Wait for the ends of calls that the servers have cancelled. gRPC crashes if the loop ends before."""
+    """Wait until calls that the servers have cancelled end. gRPC crashes if the loop ends before."""
     if calls := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(calls, timeout=30)
 
@@ -85,7 +85,7 @@ _FILES = {"ca": "ca.crt", "cert": "sub.crt", "key": "sub.key"}
 
 @contextlib.contextmanager
 def range_nodes(root: Path, count: int = 2) -> Iterator[RangeNodes]:
-    """Nodes in a thread."""
+    """Run nodes in a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""A node of one stream for tests of the servers: real stores on real files, and no cluster behind them."""
+"""A node of one stream for tests of the servers: real stores on real files, without a cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ WAIT_S = 120
 
 
 def make_pki(directory: Path) -> Path:
-    """A CA, a node, publishers feed and other (with a dedup id), a subscriber, an operator, a stranger."""
+    """Make a CA, and certificates of a node, publishers, a subscriber and an operator.
+
+    The publisher `other` has a dedup id. The publisher `stranger` is of another stream.
+    """
     init_ca(directory)
     issue(directory, Identity("s", "node", "n1"), loopback=True)
     issue(directory, Identity("s", "publisher", "feed"))
@@ -50,7 +53,7 @@ def tls_of(pki: Path, name: str) -> TLS:
 
 
 class FakeIntake:
-    """One stream into a store."""
+    """Passes one push stream to a store."""
 
     def __init__(self, node: FakeNode, store: SessionReplicaWriter) -> None:
         self._node = node
@@ -87,12 +90,12 @@ class FakeIntake:
 
 
 class FakeNode:
-    """`Stores` and `Logs` over a directory. While `gate` is cleared nothing is taken."""
+    """`Stores` and `Logs` over a directory. While `gate` is cleared, no data is accepted."""
 
     cluster = CLUSTER
     epoch = 0
     is_empty = True
-    """What it says where its log is empty."""
+    """Whether the cluster has merged nothing so far, as this node reports it."""
 
     def __init__(self, root: Path, *, node: str = "n1") -> None:
         self.root = root
@@ -126,7 +129,7 @@ class FakeNode:
         self._server: Any = None
 
     def name_nodes(self, nodes: KnownNodes) -> None:
-        """The members changed."""
+        """Change the members, and notify the servers."""
         self.nodes = nodes
         self.push.on_nodes_changed()
         self.pull.on_nodes_changed()
@@ -165,7 +168,7 @@ class FakeNode:
 
     @contextlib.asynccontextmanager
     async def serving(self, tls: TLS, port: int = 0) -> AsyncIterator[str]:
-        """Serve; the endpoint."""
+        """Serve. Yield the endpoint."""
         service = replication_service(push=self.push.push, pull=self.pull.pull)
         server = await serve(f"127.0.0.1:{port}", [service], roles=ROLES, tls=tls)
         try:
@@ -187,7 +190,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @contextlib.asynccontextmanager
 async def silent_endpoint() -> AsyncIterator[str]:
-    """An endpoint that accepts connections and never says anything, as of a node that hangs."""
+    """An endpoint that accepts connections and never sends anything, like a node that hangs."""
     held: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
     async with server:

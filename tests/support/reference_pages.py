@@ -85,7 +85,7 @@ def cli_page() -> str:
 def commands(
     command: click.Command = cli, parent: click.Context | None = None, name: str = "rt"
 ) -> Iterator[tuple[click.Context, click.Command]]:
-    """The command and all below it, each with a context."""
+    """Yield the command and all its subcommands, each with a context."""
     settings: dict[str, Any] = {**cli.context_settings, **command.context_settings}
     if parent is not None:
         settings = {key: value for key, value in settings.items() if key != "auto_envvar_prefix"}
@@ -268,7 +268,7 @@ def _setting_default(field: structs.FieldInfo, shared: object) -> str:
 
 
 def rest_page() -> str:
-    """Each path of REST, out of the OpenAPI document."""
+    """Each path of the REST API, from the OpenAPI document."""
     intro = """
         Every node answers over HTTPS on its REST port (default 6000), with mutual TLS. The role in the client
         certificate decides which paths may be called. `rt rest PATH` sends the same request through the gRPC
@@ -393,7 +393,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Who is connected?": ("rt_sessions", "rt_subscribers", "rt_lease"),
 }
-"""The questions, in order, and the names that begin so; the first that fits counts."""
+"""The questions, in order, with prefixes of metric names. The longest matching prefix counts."""
 
 
 def metrics_page() -> str:
@@ -559,7 +559,7 @@ def _own_docstring(one: Any) -> Lines:
 
 
 def _members(one: Any) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that rt defines, those of private bases too."""
+    """Yield the public methods and properties that rt defines, including those of private bases."""
     found: dict[str, Any] = {}
     for base in reversed(one.__mro__):
         if base.__module__.startswith("rt."):
@@ -577,7 +577,7 @@ def _is_documented(member: object) -> bool:
 
 def _signature(name: str, one: Callable[..., Any]) -> list[str]:
     signature = inspect.signature(one)
-    # The signature of a record has its annotations resolved. The page has them as they are written.
+    # The signature of a record has resolved annotations. The page shows them as they are written.
     written = inspect.get_annotations(one) if inspect.isclass(one) and issubclass(one, Struct) else {}
     parameters = [
         each.replace(annotation=written.get(each.name, each.annotation))

@@ -1,4 +1,4 @@
-"""Hosts of streams on nodes whose consensus is a call, and requests to the owner of their queue."""
+"""Stream hosts on nodes whose consensus is a function call, and requests to the owner of their queue."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SUBSCRIBE = QueueRequest("subscribe", topic="n/a", consumer="c", start=EARLIEST)
 
 
 def make_log(root: Path, *, first_s: int = 1) -> Path:
-    """`ALL`, with the seconds from `first_s` on as timestamps."""
+    """Make a log of `ALL`, with the seconds from `first_s` on as timestamps."""
     publisher = rt.Publisher(root, "s", publisher_id="feed")
     publisher.publish_many(ALL, topic="n/a", timestamps_ns=[(at + first_s) * 10**9 for at in range(EVENTS)])
     publisher.flush()
@@ -75,7 +75,7 @@ class World:
             yield host
 
     def revoke(self) -> None:
-        """Take the lease away, as after a pause of the owner."""
+        """Expire the lease, as after a pause of its owner."""
         held = self.nodes.state.leases.get(LEASE)
         if held is not None:
             apply(self.nodes.state, ExpireLeases((IdleLease(LEASE, held.token, held.renewals),)))
@@ -84,7 +84,7 @@ class World:
         return decode_answer(await ask_owner(self.calls, LEASE, request.encode(), timeout_s)).check()
 
     def subscriptions(self) -> dict[str, tuple[str | None, SequenceToken | None]]:
-        """In the table: by id, the fault and the place."""
+        """Return the fault and the sequence token of each subscription in the table, by id."""
         table = self.nodes.state.tables.get(LEASE)
         assert table is not None
         content: dict[str, dict[str, bytes]] = {}

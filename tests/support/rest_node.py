@@ -1,4 +1,4 @@
-"""Nodes as REST sees them: a state with a history, views of it, and one that is served over loopback."""
+"""Nodes for tests of REST: a state with a history, views of it, and a node served over loopback."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def node_view(**changes: Any) -> NodeSnapshot:
 
 
 class FakeCommanding:
-    """Has commands applied at once."""
+    """Applies commands at once."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -177,7 +177,7 @@ class FakeCommanding:
 
 
 class FakeResets:
-    """Resets that only begin."""
+    """Resets that start but never end."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[ResetKind, bool]] = []
@@ -195,7 +195,7 @@ class FakeResets:
 
 
 class Served:
-    """A node's two ports, as `HttpServers` opens them, over what a test may change."""
+    """A node's two ports, as `HttpServers` opens them, over data that a test may change."""
 
     def __init__(self, pki: Path, directory: Path, **settings: Any) -> None:
         rest_port, health_port = free_ports(2)
@@ -250,7 +250,7 @@ class Served:
         return self.data.config.health_port  # type: ignore[no-any-return]
 
     def context(self, name: str | None, *, ca: Path | None = None) -> ssl.SSLContext:
-        """Of a client with that certificate; None: with none."""
+        """Return the TLS context of a client with that certificate; with None, of a client without one."""
         if name is not None:
             return tls_of(self.pki, name).ssl_client_context()
         context = ssl.create_default_context(cafile=str(ca or self.pki / "ca.crt"))
@@ -275,7 +275,7 @@ def tls_of(pki: Path, name: str) -> TLS:
 async def ask(
     port: int, content: bytes, context: ssl.SSLContext | None = None, *, wait_s: float = 120
 ) -> bytes:
-    """Everything that comes back for those bytes, until the other side closes."""
+    """Send the bytes. Return everything received until the other side closes."""
     async with asyncio.timeout(wait_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         try:

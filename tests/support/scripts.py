@@ -1,13 +1,13 @@
 """Scripts of decisions: tables of cases that a reader can check and `pytest --rewrite` can fill in.
 
-    # Prose: why the cases below must come out so.
+    # Prose: why the cases below have these answers.
     command name=value name="several words"
     lines of input, if there are any
     ----
-    what the code answers, up to the next empty line
+    the answer of the code, up to the next empty line
 
-A test gives the function that turns a `Case` into its answer. The script passes if writing every answer anew
-gives the file as it is; the failure is a diff.
+A test passes a function that turns a `Case` into its answer. The script passes if the file stays the same
+when every answer is written again. A failure shows a diff.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Case:
     lines: tuple[str, ...]
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A whole number among the arguments; without `default` it must be there."""
+        """Return a whole number from the arguments. Without `default`, the argument must exist."""
         return int(self.arguments[name]) if default is None else int(self.arguments.get(name, default))
 
 
@@ -37,7 +37,7 @@ Handler: TypeAlias = Callable[[Case], str]
 
 
 def replay(path: Path, answer: Handler, *, rewrite: bool = False) -> None:
-    """Ask `answer` about each case of the script at `path`; `AssertionError` where it says otherwise."""
+    """Ask `answer` about each case of the script at `path`. Raise `AssertionError` if an answer differs."""
     old = path.read_text()
     new = "".join(_answered(old, path, answer))
     if rewrite:

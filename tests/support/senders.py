@@ -1,8 +1,8 @@
-"""Publishers as processes of their own, which note what they sent and what was acknowledged.
+"""Publisher processes that record what they sent and what was acknowledged.
 
-A `Sender` is a session directory and the lives that were started on it. The notes of a life outlive it,
-however it ends, so that afterwards a verdict can say what had to survive. A value names its life and its
-number: a number that was given twice, or a message that came twice, shows.
+A `Sender` is a session directory and the publisher processes (`Life`) started on it. The notes of a process
+remain after its end, however it ends, so that a verdict can check later which messages had to survive. A
+value names its process and its number, so a number given twice or a duplicate message is detected.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ import rt
 STREAM = "s"
 _tags = itertools.count(1)
 _PAUSE_S = 0.1
-"""Between two bursts of messages of a sender."""
+"""The pause between two bursts of messages of a sender."""
 
 
 def value_of(tag: int, number: int) -> bytes:
-    """What life `tag` publishes as `number`."""
+    """Return the value that run `tag` publishes as `number`."""
     return b"%d:%d:" % (tag, number) + bytes([number % 251]) * (number * 7919 % 600)
 
 
 def read_value(value: bytes) -> tuple[int, int]:
-    """The life and the number that a value names; `AssertionError` if it is not what that life sent."""
+    """Return the run and the number of a value. Raise `AssertionError` if that run did not send it."""
     tag, number = map(int, value.split(b":", 2)[:2])
     assert value == value_of(tag, number), value[:40]
     return tag, number
@@ -44,18 +44,18 @@ def read_value(value: bytes) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What one life noted: its first number and one past the last that was flushed, replicated, merged."""
+    """The notes of one run: its first number, and one past the last flushed, replicated and merged number."""
 
     first: int
     flushed: int
     replicated: int
     merged: int
     ended_by: str
-    """The class of the error that ended it; empty: it was killed, closed in good order, or runs."""
+    """The class of the error that ended it. Empty if it was killed, was closed properly, or still runs."""
 
 
 class Life:
-    """One start of a publisher, as a process."""
+    """One run of a publisher, as a process."""
 
     def __init__(
         self, root: Path, session: str, endpoints: Sequence[str], tls: rt.TLS, incarnation: int
@@ -79,7 +79,7 @@ class Life:
 
     @property
     def notes(self) -> Notes:
-        """What it has noted so far, in whole lines."""
+        """Its notes so far, without an incomplete last line."""
         reached = {"first": 0, "flushed": 0, "replicated": 0, "merged": 0}
         ended_by = ""
         said = self.notes_file.read_text()
@@ -92,7 +92,7 @@ class Life:
         return Notes(**reached, ended_by=ended_by)
 
     def end(self, number: signal.Signals | None) -> int:
-        """Kill it with a signal, or let it close in good order (None); its exit status."""
+        """Kill it with a signal, or let it close properly (None). Return its exit status."""
         if number is not None:
             self.process.send_signal(number)
         assert self.process.stdin is not None
@@ -101,7 +101,7 @@ class Life:
 
 
 class Sender:
-    """A publisher's session on a disk of its own, below `root`; nothing of it outlives the `with` block."""
+    """A publisher's session on its own disk below `root`. Its processes end with the `with` block."""
 
     def __init__(self, root: Path, session: str, endpoints: Sequence[str], tls: rt.TLS) -> None:
         self.root, self.session = root, session
@@ -125,31 +125,31 @@ class Sender:
 
     @property
     def notes(self) -> Notes:
-        """Of the life that was started last."""
+        """The notes of the last run."""
         return self.lives[-1].notes
 
     def start(self) -> None:
-        """Start another life."""
+        """Start another run."""
         self.lives.append(Life(self.root, self.session, self._endpoints, self._tls, self._incarnation))
 
     def kill(self) -> None:
-        """Kill -9 the publisher; its push client goes on."""
+        """Kill -9 the publisher. Its push client continues."""
         self.lives[-1].end(signal.SIGKILL)
 
     def close(self) -> None:
-        """Let the publisher close in good order, and leave the rest to its push client."""
+        """Let the publisher close properly, and leave the rest to its push client."""
         status = self.lives[-1].end(None)
         assert status == 0, (self.session, status, self.notes.ended_by, self.last_words())
 
     def lose(self) -> None:
-        """Kill all there is at once and lose the directory: what starts next is another incarnation."""
+        """Kill all processes and delete the directory. The next start is another incarnation."""
         self.lives[-1].end(signal.SIGKILL)
         self._kill_push_clients()
         shutil.rmtree(self.directory)
         self._incarnation += 1
 
     def last_words(self) -> str:
-        """The end of what the publishers and the push clients said."""
+        """Return the end of the output of the publishers and the push clients."""
         said = [self.root / "stderr", self.directory / "push.log"]
         return "\n".join(path.read_text(errors="replace")[-1500:] for path in said if path.exists())
 
@@ -164,7 +164,7 @@ class Sender:
                     os.close(fd)
 
     def _push_clients(self) -> Iterator[int]:
-        """Those that have files of this very directory open."""
+        """Yield the push clients that have files of this directory open."""
         for entry in filter(str.isdigit, os.listdir("/proc")):
             process = Path("/proc", entry)
             with contextlib.suppress(OSError):
@@ -221,7 +221,8 @@ def _note_progress(publisher: rt.Publisher) -> None:
         _note("merged", progress.merged)
     if publisher.next_number:
         with contextlib.suppress(rt.Timeout, rt.Closed):
-            publisher.wait(publisher.next_number - 1, "merged", timeout=0)  # Says so if it is in vain.
+            # Raises the error if the message can never be merged.
+            publisher.wait(publisher.next_number - 1, "merged", timeout=0)
 
 
 def _note(word: str, what: object) -> None:

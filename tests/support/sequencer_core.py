@@ -1,4 +1,4 @@
-"""The sequencer's core for tests: commands in few words, written sessions, the dumbest of mergers."""
+"""The sequencer's core for tests: short functions for commands, written sessions, the simplest merger."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def new_state() -> SequencerState:
     return SequencerState(CLUSTER)
 
 
-# Commands. The chain at an offset is the offset itself, unless a test says otherwise.
+# Commands. The running checksum at an offset is the offset itself, unless a test sets another one.
 
 
 def opening(
@@ -61,7 +61,7 @@ def opening(
 
 
 def newest_of(state: SequencerState, name: str) -> int:
-    """What an opening by somebody says who knows all of the state."""
+    """Return the `newest` of an opening whose proposer knows the whole state."""
     session = state.session_of(name)
     return 0 if session is None else session.id
 
@@ -83,7 +83,7 @@ def piece(
 def merging(
     state: SequencerState, *ranges: MergeRange, number: int | None = None, sequenced_ns: int | None = None
 ) -> MergeInstruction:
-    """The instruction that must follow."""
+    """Return a merge instruction, by default the next one."""
     return MergeInstruction(
         state.instruction + 1 if number is None else number,
         state.sequenced_ns + 1 if sequenced_ns is None else sequenced_ns,
@@ -94,7 +94,7 @@ def merging(
 def rolling(
     state: SequencerState, run: int | None = None, roll: int | None = None, *, number: int | None = None
 ) -> Roll:
-    """The instruction that seals the growing segment, or that one."""
+    """Return the instruction that seals the growing segment, or the given segment."""
     growing = state.merged.segment or SegmentId(0, 0)
     return Roll(
         state.instruction + 1 if number is None else number,
@@ -110,7 +110,7 @@ def must(kind: type[T], outcome: Outcome) -> T:
 
 
 def do_open(state: SequencerState, name: str = "a", *args: object, **kwargs: object) -> int:
-    """The id of the session."""
+    """Open a run. Return the id of the session."""
     kwargs = {"newest": newest_of(state, name)} | kwargs
     return must(RunOpened, apply(state, opening(name, *args, **kwargs))).session_id  # type: ignore[arg-type]
 
@@ -149,7 +149,7 @@ def end_of(session: Session) -> End | None:
 
 @dataclass(slots=True)
 class Writing:
-    """A life of a publisher as its marks: what each segment's boundaries are, by Y."""
+    """A run of a publisher as the batch boundaries of each segment, by Y."""
 
     run: int
     first: int
@@ -176,7 +176,7 @@ class Writing:
         self.segments.append([BatchBoundary(64, number, self._salted(0))])
 
     def ends(self) -> list[End]:
-        """All boundaries, in order."""
+        """Return all boundaries, in order."""
         return [
             End(roll, mark.offset, mark.number) for roll, marks in enumerate(self.segments) for mark in marks
         ]
@@ -185,7 +185,7 @@ class Writing:
         return next(mark for mark in self.segments[roll] if mark.offset == offset)
 
     def up_to(self, end: End | None) -> Iterator[tuple[int, list[BatchBoundary]]]:
-        """Y and marks of what a holder has that holds all up to `end`."""
+        """Yield Y and the batch boundaries in each segment of a holder that has everything up to `end`."""
         for roll, marks in enumerate(self.segments):
             if end is not None and roll <= end.roll:
                 yield roll, [mark for mark in marks if (roll, mark.offset) <= end[:2]]
@@ -193,7 +193,7 @@ class Writing:
 
 @dataclass(slots=True)
 class WrittenSession:
-    """A session of real bytes: whole segments, and the marks of each, by (run, roll)."""
+    """A session of real bytes: whole segments, and the batch boundaries of each, by (run, roll)."""
 
     incarnation: bytes
     files: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class WrittenSession:
     runs: dict[tuple[int, int], list[list[Said]]] = field(default_factory=dict)
 
     def write(self, run: int, roll: int, first: int, runs: Sequence[Sequence[Said]]) -> int:
-        """Write a segment with a batch for each of `runs`; the next number."""
+        """Write a segment with a batch for each of `runs`. Return the next number."""
         active = struct.pack("<Q", run + 1)
         header = SegmentHeader(
             LogKind.SESSION, SegmentId(run, roll), first, CREATED_NS, self.incarnation, active
@@ -236,7 +236,7 @@ class WrittenSession:
 
 
 def random_runs(rng: random.Random, numbers: Iterable[int], label: str) -> list[list[Said]]:
-    """Messages of these numbers, cut into batches anywhere; message n says that it is n of `label`."""
+    """Return messages with these numbers, cut randomly into batches. Message n contains `label` and n."""
     runs: list[list[Said]] = [[]]
     for number in numbers:
         if runs[-1] and rng.random() < 0.4:
@@ -249,7 +249,7 @@ def random_runs(rng: random.Random, numbers: Iterable[int], label: str) -> list[
 
 
 class DumbMerger:
-    """Does what orders say, in memory, and believes no more than it must."""
+    """Carries out write plans in memory, with as few assumptions as possible."""
 
     def __init__(self) -> None:
         self.files: dict[SegmentId, bytearray] = {}
@@ -279,7 +279,7 @@ class DumbMerger:
         assert sum(map(len, self.files.values())) in {order.total_bytes, order.total_bytes + 64}
 
     def read(self) -> list[Heard]:
-        """All messages, read dumbly; the library's scanner must find nothing wrong."""
+        """Return all messages, read by the simplest reader. The library's scanner must find nothing wrong."""
         heard: list[Heard] = []
         chain = 0
         for segment, data in sorted(self.files.items()):

@@ -1,4 +1,4 @@
-"""Plays systemd: a datagram socket that services report to."""
+"""Acts as systemd: a datagram socket for the reports of services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class ServiceManager:
-    """Receives what services send to `name`, an abstract socket as $NOTIFY_SOCKET has it."""
+    """Receives the messages of services to `name`, an abstract socket in the form of $NOTIFY_SOCKET."""
 
     def __init__(self) -> None:
         self.name = f"@rt-{os.getpid()}-{os.urandom(8).hex()}"
@@ -27,7 +27,7 @@ class ServiceManager:
         self._socket.close()
 
     def read(self) -> list[str]:
-        """Receive what has come. Returns `received`."""
+        """Receive the waiting messages. Return `received`."""
         self.received += self._lines()
         return self.received
 

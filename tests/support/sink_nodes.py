@@ -1,4 +1,4 @@
-"""Three real nodes that Spark writes to, and what is merged of it."""
+"""Three real nodes that Spark writes to, and access to their merged messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sink:
         self.ledger = nodes.root / "ledger"
 
     def options(self, name: str, **more: str) -> dict[str, str]:
-        """Of `format("rt")`."""
+        """Return options to write with `format("rt")`."""
         return {
             "endpoints": ",".join(self.nodes.endpoints),
             "stream": self.nodes.stream,
@@ -50,14 +50,14 @@ class Sink:
         }
 
     def held(self, name: str) -> int | None:
-        """From where on the nodes hold what the subscriber `name` needs."""
+        """Return the position from which the nodes keep messages for the subscriber `name`."""
         tls = self.nodes.certificate("subscriber", name)
         answer = check(asyncio.run(ask(self.nodes.endpoints, tls, "GET", "/holds")))
         found = {hold["name"]: hold["position"] for hold in json.loads(answer.body)}
         return found.get(name)
 
     def publisher(self, name: str) -> rt.Publisher:
-        """One that is no writer of Spark's."""
+        """Return a publisher that is independent of Spark."""
         return rt.Publisher(
             self.nodes.root / "sources",
             self.nodes.stream,
@@ -67,9 +67,9 @@ class Sink:
         )
 
     def messages(self, name: str, least: int = 0) -> list[Message]:
-        """All that is merged of what a writer wrote, by any executor, once there is so much of it.
+        """Return all merged messages of a writer, from all its executors, after there are at least `least`.
 
-        What is merged is committed: a node may be a moment behind in writing it.
+        A merged message is committed, but a node may write it a moment later.
         """
         found: list[Message] = []
 
@@ -86,7 +86,9 @@ class Sink:
         return []
 
     def written(self, name: str, partition: int, least: int) -> list[tuple[bytes, str, int]]:
-        """Value, topic and nanoseconds of a partition's rows, in order, once the writer has so many."""
+        """Value, topic and nanoseconds of a partition's rows, in order, after the writer has at least `least`
+        messages.
+        """
         return [
             (each.value, each.topic, each.timestamp_ns)
             for each in self.messages(name, least)
@@ -96,8 +98,8 @@ class Sink:
 
 @contextlib.contextmanager
 def running_sink() -> Iterator[Sink]:
-    """For the tests of a module."""
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    """Run nodes for the tests of a module."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # The path of a Unix socket must be short.
     try:
         with LocalCluster(root) as nodes:
             nodes.start()

@@ -1,8 +1,9 @@
-"""One partition written as a task of Spark does it, here or in a process that dies half done.
+"""Write one partition as a Spark task does, here or in a process that is killed halfway.
 
-python sink_part.py JSON: options, batch, partition, seed, count, `headers` (a text in those of some rows);
-of what goes wrong: `shuffle` (another order), `change` (other rows), `die_at` (rows that are merged when it
-kills itself), `lost` (it never reaches the nodes, and dies with all rows on its disk).
+python sink_part.py JSON: options, batch, partition, seed, count, `headers` (a text in the headers of some
+rows). Faults: `shuffle` (another order), `change` (other rows), `die_at` (the process kills itself after this
+number of rows is merged), `lost` (the process never reaches the nodes, and kills itself when all rows are on
+its disk).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BASE_NS = 1_700_000_000_000_000_000
 
 
 def rows_of(seed: int, count: int) -> list[tuple[bytes, str, int]]:
-    """The rows of a partition: value, topic, nanoseconds; some are alike."""
+    """The rows of a partition: value, topic, nanoseconds; some are equal."""
     draw = random.Random(seed)
     made: list[tuple[bytes, str, int]] = []
     for number in range(count):
@@ -33,13 +34,13 @@ def rows_of(seed: int, count: int) -> list[tuple[bytes, str, int]]:
 
 
 def headers_of(row: tuple[bytes, str, int], text: str) -> tuple[tuple[str, bytes], ...]:
-    """Of every third row: none."""
+    """Return the headers of a row. A row has none if its timestamp is divisible by 3."""
     value, topic, timestamp_ns = row
     return () if timestamp_ns % 3 == 0 else (("topic", topic.encode()), ("own", text.encode() + value[:9]))
 
 
 def batches_of(rows: list[tuple[bytes, str, int]], headers: str | None) -> Iterator[Any]:
-    """As Spark hands them over."""
+    """The rows in Arrow batches, as Spark passes them."""
     import pyarrow as pa
 
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -54,7 +55,7 @@ def batches_of(rows: list[tuple[bytes, str, int]], headers: str | None) -> Itera
 
 
 class Context:
-    """A task's context."""
+    """The context of a Spark task."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -69,7 +70,7 @@ def die() -> NoReturn:
 
 
 def fail_as(asked: dict[str, Any], partition_publisher: Any) -> None:
-    """Put what goes wrong in the way."""
+    """Install the requested faults in `partition_publisher`."""
     publish, publisher_class = partition_publisher._publish, partition_publisher.Publisher
 
     def half(publisher: Any, rows: Iterable[Any], first: int) -> int:
@@ -91,7 +92,7 @@ def fail_as(asked: dict[str, Any], partition_publisher: Any) -> None:
 
 
 def attempt(asked: dict[str, Any]) -> list[int]:
-    """Write what is asked for; the first number and the end."""
+    """Write the requested rows. Return the first number and the end."""
     from pyspark.sql.types import ArrayType, StructType
 
     from rt.spark.sink import writer as writer_module

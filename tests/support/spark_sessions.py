@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 def local_session(
     directory: Path | str, python: str, environment: MutableMapping[str, str], *, master: str = "local[2]"
 ) -> SparkSession:
-    """A session with two cores whose workers run `python`; what it leaves behind is in `directory`."""
+    """A session with two cores whose workers run `python`; its files are in `directory`."""
     prepare(directory, python, environment)
     builder = SparkSession.builder.master(master).appName("rt")
     for name, value in settings(directory).items():
@@ -23,7 +23,9 @@ def local_session(
 
 
 def cheap_environment(directory: Path) -> dict[str, str]:
-    """The environment of a program that makes a session of its own: with the settings of `local_session`."""
+    """Return an environment for a program that makes its own session, with the settings of
+    `local_session`.
+    """
     environment = dict(os.environ)
     prepare(directory, sys.executable, environment)
     conf = directory / "home" / "conf"
@@ -34,7 +36,9 @@ def cheap_environment(directory: Path) -> dict[str, str]:
 
 
 def prepare(directory: Path | str, python: str, environment: MutableMapping[str, str]) -> None:
-    """Set what the JVM must find when it starts, or the workers run the first python3 there is."""
+    """Set variables that the JVM reads when it starts. Without them the workers run the first python3 on the
+    path.
+    """
     environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = python
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     environment["SPARK_LAUNCHER_OPTS"] = _SMALL
@@ -42,7 +46,7 @@ def prepare(directory: Path | str, python: str, environment: MutableMapping[str,
 
 
 def settings(directory: Path | str) -> dict[str, str]:
-    """Of a session that is cheap to start; what it leaves behind is in `directory`."""
+    """Settings of a session that is cheap to start; its files are in `directory`."""
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -63,11 +67,13 @@ def settings(directory: Path | str) -> dict[str, str]:
 
 
 _SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Small queries, of which none runs twice: what compilers would do for them costs more than it saves."""
+"""The queries are small and run once each, so optimizing compilers would cost more than they save."""
 
 
 def _home(path: str) -> str:
-    """Spark as it is installed, without the zip file whose modules each new worker would compile anew."""
+    """Return a Spark home that links to the installed Spark, but without its zip file: each new worker would
+    compile the zip's modules again.
+    """
     installed = os.path.dirname(pyspark.__file__)
     os.makedirs(path, exist_ok=True)
     for name in ("bin", "jars"):

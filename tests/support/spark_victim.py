@@ -1,7 +1,7 @@
 """A driver that streams a log into Parquet and into nodes, and exports it, all at once, until it is killed.
 
-python spark_victim.py JSON: log; streamed and delivered: the directories of two queries; options: of the
-nodes; target: of the export; directory: for what Spark leaves behind.
+python spark_victim.py JSON: `log`; `streamed` and `delivered`: the directories of the two queries; `options`:
+of the nodes; `target`: of the export; `directory`: for Spark's files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STARTS = 5
 
 
 def into_parquet(spark: SparkSession, log: str, directory: str, limit: int, **trigger: Any) -> Any:
-    """The running query: positions and a hash of each value, in micro-batches of `limit` messages."""
+    """Start a query that writes positions and a hash of each value, in micro-batches of `limit` messages."""
     frame = spark.readStream.format("rt").option("maxOffsetsPerTrigger", str(limit)).load(log)
     rows = frame.select("position", "session", "number", F.sha2("value", 256).alias("digest"))
     writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{directory}/checkpoint")
@@ -32,7 +32,7 @@ def into_parquet(spark: SparkSession, log: str, directory: str, limit: int, **tr
 def into_nodes(
     spark: SparkSession, log: str, directory: str, options: dict[str, str], limit: int, **trigger: Any
 ) -> Any:
-    """The running query: all rows, shuffled by what is in them, in micro-batches of `limit` messages."""
+    """Start a query that writes all rows, partitioned by value, in micro-batches of `limit` messages."""
     frame = spark.readStream.format("rt").option("maxOffsetsPerTrigger", str(limit)).load(log)
     rows = frame.select("value", "topic", "timestamp").repartition(PARTITIONS, "value")
     writer = rows.writeStream.format("rt").options(**options)
@@ -40,8 +40,8 @@ def into_nodes(
 
 
 def keep_running(start: Callable[[], Any]) -> None:
-    """Start a query, and again when it ends: Spark gives its Python processes seconds to begin, which on a
-    busy machine is too little. The process ends when that happens too often.
+    """Start a query, and start it again when it ends. Spark gives its Python processes only some seconds to
+    start, which is too short on a busy machine. The process ends if the query ends too often.
     """
     query = start()
 
@@ -70,7 +70,7 @@ def main() -> None:
     make = export.spark_session
 
     def session(*said: Any) -> SparkSession:
-        """That of the export, in which the queries run as well."""
+        """Make the session of the export, and run the two queries in it."""
         spark = make(*said)
         log, options, often = asked["log"], asked["options"], {"processingTime": "0 seconds"}
         keep_running(lambda: into_parquet(spark, log, asked["streamed"], 100, **often))
@@ -79,7 +79,7 @@ def main() -> None:
 
     export.spark_session = session
     conf = [word for pair in settings(asked["directory"]).items() for word in ("--conf", "=".join(pair))]
-    # A task that fails is run again, up to four times.
+    # With `local[2,4]` Spark runs a failing task up to four times.
     where = ["--path", asked["log"], "--linger-seconds", "0", "--master", "local[2,4]"]
     cli(["export", asked["target"], *where, *conf])
 

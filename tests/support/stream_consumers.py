@@ -1,4 +1,4 @@
-"""Consumers for tests of streams, and how to wait for their events."""
+"""Consumers for tests of streams, and a helper that waits for their events."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from rt.streams.observer import StreamGap, StreamObserver
 
 
 class Collector(StreamObserver):
-    """Stores what it gets. `slow_s`: its time for a batch. `act` may raise, wait or return a token."""
+    """Stores received events. `slow_s`: the duration of a batch. `act` may raise, wait or return a token."""
 
     def __init__(
         self,

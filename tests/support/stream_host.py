@@ -1,9 +1,9 @@
 """A host of streams, as a program: `stream_host.py CONFIG`, until SIGTERM.
 
-Two implicit subscriptions of every stream of both clusters: `keeping` appends to a file of the stream that
-all hosts share, and says its last line's token; `plain` appends to a file of the stream and this process.
-The consumer `asked` does so too, for explicit subscriptions. The subscriptions and the leases of a queue are
-in the queue's cluster.
+Every stream of both clusters has two implicit subscriptions. `keeping` appends to a file of the stream that
+all hosts share, and returns the token of the file's last line. `plain` appends to a file of the stream and
+this process. The consumer `asked` does the same for explicit subscriptions. The subscriptions and the leases
+of a queue are in the queue's cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from rt.streams.metrics_server import serve_metrics
 
 
 class Appending(StreamObserver):
-    """A line for each event: position and value. What a kill leaves of a line, the next one takes away."""
+    """Appends a line for each event: position and value. `last_token` removes a line that a kill left
+    incomplete.
+    """
 
     def __init__(self, path: Path, *, keeps_token: bool) -> None:
         self._path = path

@@ -1,8 +1,8 @@
-"""A stream in small, without bytes: publishers, nodes and leaders that fail as they may, all by one seed.
+"""A small model of a stream, without bytes: publishers, nodes and leaders with random faults.
 
-What stands here is the dumb truth that plan and apply are held against: what publishers wrote, what each node
-holds, and what was merged. One command after the other commits; what a leader had in flight when it fell
-commits or vanishes, in order.
+One seed decides everything. The model is the simple truth that the tests compare plan and apply with: the
+publishers' messages, each node's data, and the merged ranges. Commands commit one after another. The commands
+that a failed leader had in flight commit or vanish, in order.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ NOTHING: Final = End(0, 0, 0)
 
 @dataclass(slots=True)
 class Directory:
-    """A session directory: its lives, and where each ends on the publisher's disk."""
+    """A session directory: its runs, and the end of each on the publisher's disk."""
 
     name: str
     incarnation: bytes
     dedup_id: str | None
     active_runs: list[Writing] = field(default_factory=list)
     ends: dict[int, End] = field(default_factory=dict)
-    """Of the lives that are over."""
+    """Ends of the runs that are over."""
     session_id: int = 0
     reach: frozenset[str] = frozenset()
     """The nodes that the publisher reaches."""
     deleted: dict[int, End] = field(default_factory=dict)
-    """By X: up to where the publisher has deleted what it was told is merged."""
+    """By run: the end of the merged data that the publisher has deleted."""
 
     def end(self, active: Writing) -> End:
         return self.ends.get(active.run, active.end)
@@ -75,23 +75,25 @@ class Node:
     is_up: bool = True
     applied: int = 0
     disk: int = 0
-    """How many were lost before this one."""
+    """The number of disks that the node lost before this one."""
     holds: dict[tuple[int, int], End] = field(default_factory=dict)
-    """Durably, by session id and X."""
+    """Durable ends, by session id and run."""
     fenced: dict[tuple[int, int], End] = field(default_factory=dict)
     announced: dict[tuple[int, int], SessionEnd] = field(default_factory=dict)
     lost: dict[tuple[int, int], End] = field(default_factory=dict)
-    """What the disk before held: it counts until this one has joined."""
+    """The ends that the previous disk held. They count until the new disk has joined."""
     is_anew: bool = False
-    """It has not reported since it began anew: what the leader knows of it is from before."""
+    """The node has not reported since its restart or disk loss: the leader's information about it is
+    older.
+    """
     parts: dict[tuple[int, int], list[tuple[End, End]]] = field(default_factory=dict)
-    """The session bytes that it keeps, by session id and X. `holds` is only how far they reach."""
+    """The session bytes that the node keeps, by session id and run. `holds` has only their ends."""
     consumed: dict[tuple[int, int], End] = field(default_factory=dict)
-    """How far each session is merged by the cluster, as it has applied."""
+    """The end of each run's merged data, according to the commands that the node has applied."""
     merged: int = 0
-    """The last instruction in its merged log."""
+    """The last instruction in the node's merged log."""
     durable: int = 0
-    """The last one that a power cut leaves there."""
+    """The last instruction in the merged log that survives a power cut."""
     retention: SessionRetention = field(default_factory=lambda: SessionRetention("", ()))
 
     def take(self, place: tuple[int, int], start: End, end: End) -> None:
@@ -100,7 +102,7 @@ class Node:
         self.holds[place] = max(end, self.holds.get(place, NOTHING))
 
     def keeps(self, place: tuple[int, int], start: tuple[int, int], end: tuple[int, int]) -> bool:
-        """Whether it keeps the session bytes of a range."""
+        """Return whether the node keeps the session bytes of a range."""
         at = start
         for begin, behind in sorted(self.parts.get(place, ())):
             if begin[:2] <= at < behind[:2]:
@@ -108,7 +110,7 @@ class Node:
         return at >= end
 
     def keeps_input(self, block: BlockWrite) -> bool:
-        """Whether it keeps what a block is made of."""
+        """Return whether the node keeps the input of a block."""
         return self.keeps((block.session_id, block.run), (block.roll, block.start), (block.roll, block.end))
 
     def release(self, place: tuple[int, int], end: End) -> None:
@@ -124,9 +126,9 @@ class InFlight:
 
 
 class World:
-    """All of it. `step` does something at random; `heal` mends everything and waits until all is quiet.
+    """The whole model. `step` makes a random change; `heal` repairs everything until nothing changes.
 
-    In a world that is harsh disks are lost one after the other, and merging is slow.
+    If `is_harsh`, disks are often lost, one after another, and merging is slow.
     """
 
     def __init__(self, seed: int, *, is_harsh: bool | None = None) -> None:
@@ -139,20 +141,20 @@ class World:
         self.log: list[Outcome] = []
         self.queue: list[InFlight] = []
         self.is_dirty = False
-        """The leader may have planned on what its predecessor's commands make untrue."""
+        """Commands of the previous leader may still commit, and make this leader's plans wrong."""
         self.now_ns = 1
         self.position = 0
         self.reached: dict[tuple[int, int], int] = {}
-        """How far each session id's X is merged."""
+        """The end number of the merged data, by session id and run."""
         self.opened_at: dict[tuple[int, int], int] = {}
         self.joined_at: dict[tuple[str, int], int] = {}
         self.acknowledged: dict[tuple[int, int], End] = {}
-        """By session id and X: the furthest that a majority held at any time."""
+        """By session id and run: the furthest end that a majority has ever held."""
         self.wanted: dict[str, int] = {}
         self.orders: dict[int, WritePlan] = {}
-        """By instruction."""
+        """The write plan of each instruction."""
         self.merged: dict[str, int] = {}
-        """The last instruction that each node reported to have merged durably."""
+        """The last instruction that each node reported as durably merged."""
         for node in self.nodes:
             node.retention = SessionRetention(node.name, [one.name for one in self.nodes])
         self.is_harsh = rng.random() < 0.3 if is_harsh is None else is_harsh
@@ -170,7 +172,7 @@ class World:
         self.endings = SessionCloser(self.state, self.tracker)
         self.restoring = DiskRestoration(self.state, self.tracker)
         self.told: dict[str, int] = {}
-        """Of each node: how many disks had joined when it last reported all that it holds."""
+        """By node: the number of joined disks when the node last reported everything that it holds."""
 
     @property
     def majority(self) -> int:
@@ -188,7 +190,7 @@ class World:
         self.present.append(made)
         self._begin_life(made, 0, 0)
         for _ in range(self.rng.choice([0, 0, 2, 6])):
-            # It was started before it reached any node.
+            # The publisher restarts before it reaches any node.
             if self.rng.random() < 0.8:
                 self._append(made)
             self._restart(made)
@@ -208,7 +210,7 @@ class World:
             active.append(self.rng.choice(SIZES), self.rng.randint(1, 4))
 
     def restart(self) -> None:
-        """The tail may be torn: of what nodes have already, too."""
+        """Restart a publisher. It may lose the tail of its log, including data that nodes already have."""
         self._restart(self.rng.choice(self.present))
 
     def _restart(self, directory: Directory) -> None:
@@ -240,13 +242,13 @@ class World:
             )
 
     def lose_disk(self) -> None:
-        """A node begins with an empty one; as many at a time as may be lost."""
+        """Give a node an empty disk, if then at most a minority of the nodes has lost data."""
         node = self.rng.choice(self.nodes)
         broken = self._broken()
         if len({*broken, node.name}) > len(self.nodes) - self.majority:
             return
         if self.is_harsh and node.name in broken:
-            return  # Let it become whole, so that another one can be lost.
+            return  # First this disk is restored, so that another one can be lost.
         node.disk += 1
         node.lost, node.holds = node.holds, {}
         node.parts, node.merged, node.durable = {}, 0, 0
@@ -258,7 +260,7 @@ class World:
         self.check_supplied()
 
     def _broken(self) -> list[str]:
-        """The nodes whose disk does not hold yet what the one before held."""
+        """The nodes whose disk does not yet hold the data of its predecessor."""
         disks = self.state.disks
         return [
             node.name
@@ -282,7 +284,9 @@ class World:
         return self.joined_at.get((node.name, node.disk), node.applied) < node.applied
 
     def _push(self, node: Node, directory: Directory, count: int) -> bool:
-        """Bring a node as far as `count` boundaries of a directory, life by life; whether it got any."""
+        """Push up to `count` boundaries of the directory's next incomplete run. Return whether the node got
+        any.
+        """
         for active in directory.active_runs:
             if not self._is_open(node, directory, active.run):
                 self._ask_to_open(directory, active)
@@ -295,7 +299,7 @@ class World:
             held, consumed = node.holds.get(place, NOTHING), node.consumed.get(place, NOTHING)
             if directory.deleted.get(active.run, NOTHING) > held or self.rng.random() < 0.1:
                 if directory.deleted.get(active.run, NOTHING) > consumed:
-                    return False  # The node does not know yet that this is merged.
+                    return False  # The node has not applied the merge of these data yet.
                 held = max(held, consumed)
             missing = [one for one in active.ends() if held < one <= end]
             if missing:
@@ -327,7 +331,7 @@ class World:
             self.queue.append(InFlight(data, is_planned=False))
 
     def catch_up(self) -> None:
-        """Nodes apply what is committed, and fetch from others what they lack of closed lives."""
+        """Nodes apply committed commands, and fetch missing data of closed runs from other nodes."""
         for node in self.nodes:
             if self.rng.random() < 0.5:
                 self._apply_on(node, self.rng.randint(1, 6))
@@ -356,14 +360,14 @@ class World:
                 self._copy(node, peer, (closed.session_id, closed.run), closed.end)
 
     def _copy(self, node: Node, peer: Node, place: tuple[int, int], end: End) -> None:
-        """Have a node copy what a peer keeps of a life and it does not, up to `end`."""
+        """Copy a run's missing data up to `end` from a peer to a node, if the peer keeps all of them."""
         end = min(peer.holds.get(place, NOTHING), end)
         start = max(node.holds.get(place, NOTHING), node.consumed.get(place, NOTHING))
         if start < end and peer.keeps(place, start[:2], end[:2]):
             node.take(place, start, end)
 
     def supply(self, node: Node, peer: Node) -> None:
-        """A node copies from a peer what it lacks of lives that are open."""
+        """Copy missing data of open runs from a peer to a node."""
         if node.is_up and peer.is_up and self._has_joined(node):
             for place, opened in self.opened_at.items():
                 if opened < node.applied and place not in node.fenced:
@@ -372,7 +376,9 @@ class World:
     # Merged logs
 
     def merge(self) -> None:
-        """Nodes carry out orders, as far as they have the input, or get it; some of it becomes durable."""
+        """Nodes carry out instructions if some node has the input, or copy a peer's merged log; some of it
+        becomes durable.
+        """
         for node in self.nodes:
             if node.is_up and self.rng.random() < 0.5:
                 self._merge(node, self.rng.randint(1, 4))
@@ -380,7 +386,7 @@ class World:
                     node.durable = node.merged
 
     def _merge(self, node: Node, count: int) -> bool:
-        """Whether it got any further."""
+        """Carry out up to `count` instructions. Return whether the node advanced."""
         before = node.merged
         last = sum(isinstance(one, RangesMerged) for one in self.log[: node.applied])
         peers = [peer for peer in self.nodes if peer.is_up and peer is not node]
@@ -397,7 +403,7 @@ class World:
         return node.merged > before
 
     def tell_merged(self) -> None:
-        """Nodes hear how far others have merged, and drop what need not be kept any more."""
+        """Exchange merge progress between nodes, and drop session bytes that no node needs any more."""
         for node in self.nodes:
             if node.is_up and self.rng.random() < 0.5:
                 heard = [peer for peer in self.nodes if peer.is_up and self.rng.random() < 0.7]
@@ -411,7 +417,7 @@ class World:
                 node.release((one.session_id, one.run), End(one.roll, one.offset, one.number))
 
     def delete_published(self) -> None:
-        """A publisher deletes what it was told is merged."""
+        """Delete a publisher's data that a node has reported as merged."""
         directory = self.rng.choice(self.present)
         for active in directory.active_runs:
             ends = [node.consumed.get((directory.session_id, active.run), NOTHING) for node in self.nodes]
@@ -420,7 +426,9 @@ class World:
             )
 
     def check_supplied(self) -> None:
-        """Of every committed range some disk has the bytes: the session's, or those of a merged log."""
+        """Check that some disk has the bytes of every committed range: as session bytes or in a merged
+        log.
+        """
         first = min(node.durable for node in self.nodes)
         for instruction in range(first + 1, len(self.orders) + 1):
             for block in self.orders[instruction].blocks:
@@ -433,10 +441,10 @@ class World:
         node = self.rng.choice(self.nodes)
         node.is_up = not node.is_up or self.rng.random() < 0.6
         node.is_anew |= node.is_up
-        node.merged = node.durable  # It may have lost its power.
+        node.merged = node.durable  # It may have lost power.
 
     def report(self) -> None:
-        """In any order and grain; some of it is lost."""
+        """Nodes report in random order; some boundaries and some reports are lost."""
         for node in self.nodes:
             if node.is_up and self._has_joined(node) and self.rng.random() < 0.5:
                 self._report(node, self.rng.choice([0.3, 1, 1]))
@@ -514,7 +522,9 @@ class World:
         self.plan()
 
     def restore(self) -> None:
-        """The leader's state comes from a snapshot: nothing may depend on how it was built."""
+        """Restore the leader's state from a snapshot: the result must not depend on how the state was
+        built.
+        """
         if not self.queue:
             self.state = decode_state(encode_state(self.state))
             self._lead()
@@ -538,7 +548,7 @@ class World:
         self.endings.on_applied(outcome)
         match command, outcome:
             case _, CommandRejected(why):
-                # A disk may be lost again while it is on its way that it is whole.
+                # A disk may be lost again while its `RestoreDisk` is in flight.
                 is_late = isinstance(command, RestoreDisk)
                 assert self.is_dirty or not is_planned or is_late, f"{command} was planned, but {why}"
                 if isinstance(command, MergeInstruction):
@@ -624,7 +634,9 @@ class World:
             assert acknowledged[:2] <= (0, 64), f"{close} drops what was replicated of {run}: {acknowledged}"
 
     def _check_restored(self, restore: RestoreDisk) -> None:
-        """Every majority of whole disks has a node that holds what was acknowledged of an open life."""
+        """Check that every majority of whole disks includes a node with the acknowledged data of each open
+        run.
+        """
         whole = [node for node in self.nodes if node.name not in self._broken()]
         for session in self.state.sessions.values():
             for active in session.active_runs:
@@ -643,7 +655,7 @@ class World:
         action()
 
     def actions(self) -> list[tuple[Callable[[], None], int]]:
-        """What may happen next, each with its weight."""
+        """Return the possible actions, each with its weight."""
         actions: list[tuple[Callable[[], None], int]] = [
             (self.append, 12),
             (self.push, 30),
@@ -666,7 +678,7 @@ class World:
         return actions
 
     def heal(self) -> None:
-        """All nodes come up, everybody says everything, until nothing is left to do."""
+        """Start all nodes and exchange everything until nothing changes."""
         for node in self.nodes:
             node.is_up = True
         for _ in range(ROUNDS_MAX):
@@ -694,7 +706,7 @@ class World:
         raise AssertionError("it does not come to rest")
 
     def check_whole(self) -> None:
-        """Nothing that a majority held, and nothing that a publisher still has, was left out."""
+        """Check that all data that a majority held, or that a publisher still has, are merged."""
         for place in self.masters:
             held = self.acknowledged.get(place, NOTHING)
             if held > NOTHING:

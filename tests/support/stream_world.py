@@ -2,7 +2,7 @@
 
 Invariants that each run checks:
 - A subscription gets every event from its start at least once.
-- Between two calls of `last_token` the tokens that a consumer gets rise.
+- Between two calls of `last_token` the tokens of a consumer increase.
 - A consumer that stores its token with its events gets each event once.
 - The queue may delete acknowledged events. So an event that was acknowledged too early is missing later.
 """
@@ -57,7 +57,7 @@ class Hand(FixedBalancer):
 
 @dataclass(eq=False)
 class Host:
-    """One process. After it was killed, nothing that it does has an effect."""
+    """One process. After it is killed, its actions have no effect."""
 
     provider: StreamProvider
     hand: Hand
@@ -66,16 +66,18 @@ class Host:
 
 @dataclass(eq=False)
 class Watched:
-    """What a subscription must get: the events from `start` on, until it `has_ended`."""
+    """The events that a subscription must get: from `start` until it `has_ended`."""
 
     stream: StreamId
     start: int | None = None
     got: set[int] = field(default_factory=set)
     has_ended: bool = False
     kept_from: int = 0
-    """What was acknowledged before it existed may be deleted, also while it reads; then it gets a gap."""
+    """Events before this one were acknowledged before the subscription existed. The queue may delete them at
+    any time; then the subscription gets a gap.
+    """
     excused: set[int] = field(default_factory=set)
-    """What such gaps told."""
+    """The events that such gaps reported as deleted."""
 
 
 class World:
@@ -145,7 +147,7 @@ class World:
         return made[0]
 
     async def kill(self, host: Host) -> None:
-        """Nothing that it does has an effect from now on. Its tasks end later."""
+        """Kill a host: its later actions have no effect. Its tasks end later."""
         host.is_alive = False
         if self.opened is not None and self.opened.host is host:
             self.opened = None
@@ -226,7 +228,7 @@ class World:
                 Consumer(self, owner, f"{name} {stream}"), start=start, consumer=name
             )
         except BaseException:
-            watched.has_ended = True  # It may exist or not.
+            watched.has_ended = True  # The subscription may exist or not.
             raise
         if owner.is_alive:
             self.handles[f"{name} {stream}"] = (stream, made.id)
@@ -251,7 +253,7 @@ class World:
     # The end
 
     async def calm_down(self, owner: Host | None) -> None:
-        """Without further faults every event arrives."""
+        """End all faults, then check that every event arrives."""
         self.is_calm = True
         if owner is None or not owner.is_alive:
             owner = self.hosts[0]
@@ -304,7 +306,7 @@ class World:
 
 
 def agent_extras(world: World) -> int:
-    """Subscriptions whose call was cancelled may exist."""
+    """Return the maximum number of further subscriptions: a cancelled call may have made one."""
     return sum(watched.has_ended for watched in world.watched.values())
 
 
@@ -377,7 +379,7 @@ class Keeping(Consumer):
 
 
 class Store(MemoryStore):
-    """The store: open once at a time. A commit happens, fails, or has an unknown outcome."""
+    """A store that can be open only once at a time. A commit succeeds, fails, or has an unknown outcome."""
 
     def __init__(self, world: World, host: Host) -> None:
         if world.opened is not None or not host.is_alive or world.chance(0.1):

@@ -1,9 +1,10 @@
-"""Measures what many subscriptions in the cluster cost: latency of messages beside hosts that save cursors.
+"""Measures the cost of many subscriptions in the cluster: message latency while hosts save cursors.
 
     cd tests/support && python subscriptions_bench.py --subscriptions 100000 --hosts 10
 
-Three nodes keep the subscriptions of one group. Each host serves one queue and commits every second the
-cursors of a hundredth of its subscriptions. Beside it a publisher sends messages of 1 KiB to a subscriber.
+Three nodes keep the subscriptions of one group. Each host serves one queue. Every second it commits the
+cursors of a hundredth of its subscriptions. At the same time a publisher sends messages of 1 KiB to a
+subscriber.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AT_ONCE: Final = 500
 
 
 class Host:
-    """Serves one queue: its subscriptions, and the cursors that it saves."""
+    """Serves one queue: makes its subscriptions and saves their cursors."""
 
     def __init__(self, stage: Stage, name: str) -> None:
         tls = stage.nodes.certificate("subscriber", "hosts", lease_groups=[GROUP])
@@ -56,7 +57,7 @@ class Host:
             await self.store.commit()
 
     async def save(self) -> None:
-        """Commit that a hundredth of the consumers went on."""
+        """Commit new cursors for a hundredth of the consumers."""
         self.at += 1
         moved = self.ids[self.at % 100 :: 100]
         begun_s = time.monotonic()
@@ -92,7 +93,7 @@ class Hosts:
         await asyncio.gather(*(self._serve(host, begun_s + at / count) for at, host in enumerate(self.hosts)))
 
     async def _serve(self, host: Host, due_s: float) -> None:
-        """From `due_s` on: hosts on machines of their own do not commit at the same moment."""
+        """Start at `due_s`: hosts on separate machines do not commit at the same moment."""
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         rounds = 0
         while not self.is_over.is_set():

@@ -1,4 +1,6 @@
-"""An engine with sources of event time, which is fed in any order and may crash at any time."""
+"""An engine with sources of event time. The test sends values in any order and may crash the engine at any
+time.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class TimedSource:
         pass
 
     def send(self) -> bool:
-        """Whether the next value was accepted. After the last one, complete."""
+        """Send the next value, or the completion after the last one. Return whether it was accepted."""
         if self.next == len(self.values):
             self.observer.on_completed()
             return True
@@ -58,7 +60,7 @@ class TimedSource:
 
 
 class Collected:
-    """A consumer that keeps what it receives, also over crashes, and acknowledges nothing."""
+    """A consumer that keeps received values, also across crashes, and acknowledges nothing."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, Any] = {}
@@ -78,7 +80,9 @@ class Collected:
 
 
 class TimedRun:
-    """A run of one query, with the sinks `out` and `late`. `options`: those of `add_source`, by source."""
+    """A run of one query, with the sinks `out` and `late`. `options`: arguments of `add_source`, by
+    source.
+    """
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class TimedRun:
             output.subscribe(collected).start(0)
 
     def send(self, name: str) -> bool:
-        """Send the next value, or the completion, of a source. Whether it was accepted."""
+        """Send the next value, or the completion, of a source. Return whether it was accepted."""
         return self.sources[name].send()
 
     def commit(self) -> None:
@@ -125,8 +129,8 @@ class TimedRun:
     def finish(self, order: Sequence[str] = (), *, crashes: bool = False) -> list[Any]:
         """Send everything, and return the results.
 
-        First in this order: the name of a source, "." for a checkpoint, "!" for a crash. With `crashes` there
-        is a checkpoint and a crash after every value.
+        The steps in `order` are first: the name of a source, "." for a checkpoint, "!" for a crash. With
+        `crashes`, a checkpoint and a crash follow every accepted value.
         """
         for step in order:
             if step == ".":

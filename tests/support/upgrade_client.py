@@ -1,7 +1,8 @@
-"""A publisher or a subscriber that works until it is told to stop, with whatever rt is on its path.
+"""A publisher or a subscriber that works until it is stopped, with the rt version on its path.
 
-`python upgrade_client.py publisher|subscriber SETTINGS`. It uses the public API only: an earlier rt runs it
-too. In the directory `state` of the settings it keeps `progress`, and stops when `stop` appears there.
+`python upgrade_client.py publisher|subscriber SETTINGS`. It uses the public API only, so it also runs with an
+earlier rt. It keeps the file `progress` in the directory `state` of the settings, and stops when `stop`
+appears there.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def note(state: Path, progress: dict[str, int]) -> None:
 
 
 def publish(settings: dict[str, Any], state: Path, **common: Any) -> None:
-    """Publish 0, 1, 2, ... Each batch waits until the one before is merged, and a little longer: the load of
-    a machine on which the nodes start, too.
+    """Publish 0, 1, 2, ... Each batch waits until the previous one is merged, and a little longer to limit
+    the load: nodes start on the same machine.
     """
     count, name = 0, settings["name"]
     with rt.Publisher(settings["root"], settings["stream"], publisher_id=name, **common) as publisher:
@@ -42,7 +43,7 @@ def publish(settings: dict[str, Any], state: Path, **common: Any) -> None:
 
 
 def subscribe(settings: dict[str, Any], state: Path, **common: Any) -> None:
-    """Read everything: positions without a gap, and of each session 0, 1, 2, ..."""
+    """Read everything. Check that positions have no gap, and that each session has 0, 1, 2, ..."""
     position, counts = 0, dict[str, int]()
     with rt.Subscriber(
         settings["root"], settings["stream"], connect_timeout=None, position="earliest", **common

@@ -1,7 +1,7 @@
-"""What must hold of a cluster after every fault, whatever it was: one function, `verdict`.
+"""The conditions that a cluster must meet after any fault, in one function: `verdict`.
 
-Of each sender everything that had to survive is in the merged log, once and in order; positions are dense;
-all nodes run and have the same bytes; and what they logged on the way is what was to be expected.
+The merged log contains everything of each sender that had to survive, once and in order. Positions are dense.
+All nodes run and have the same bytes. The nodes' logs contain only expected lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LINE = re.compile(r"time=\S+ level=\w+ process=\w+ ")
 
 
 class Trial:
-    """From its making on: what is merged and what is logged."""
+    """Checks the messages merged and the lines logged since its creation."""
 
     def __init__(self, nodes: LocalCluster) -> None:
         self.nodes = nodes
@@ -37,11 +37,11 @@ class Trial:
     def verdict(self, *, allowed: Collection[str] = (), others: Mapping[str, int] = {}) -> None:
         """Raise `AssertionError` unless all is well; the senders have been closed.
 
-        `allowed` are patterns of lines at level error that this fault explains. `others` is how many messages
-        came from publishers beside the senders, by session.
+        `allowed` are patterns of lines at level error that this fault explains. `others` is the number of
+        messages from other publishers, by session.
 
-        A process that a node reports as hung must answer: on a machine that does much else it may be silent
-        for some seconds.
+        A process that a node reports as hung must answer later: on a busy machine it may be silent for some
+        seconds.
         """
         nodes = self.nodes
         assert sorted(nodes.running) == nodes.names, nodes.running
@@ -57,7 +57,7 @@ class Trial:
         assert not (loud := self.loud([*allowed, " event=child_hung "])), "\n".join(loud)
 
     def loud(self, allowed: Collection[str] = ()) -> list[str]:
-        """Lines of the nodes' logs at level error or worse, or that are no lines of a log."""
+        """Lines of the nodes' logs at level error or worse, or with an unknown format."""
         return [
             f"{name}: {line}"
             for name in self.nodes.names
@@ -67,11 +67,13 @@ class Trial:
         ]
 
     def said(self, name: str) -> list[str]:
-        """All lines of a node's log."""
+        """All lines that a node has logged since this trial was created."""
         return _lines(self.nodes, name)[self._logged[name] :]
 
     def _hung(self) -> list[tuple[str, str]]:
-        """By node: the processes that it reported as hung, and that have neither answered nor ended since."""
+        """By node: processes that it reported as hung, and that have neither answered nor been started again
+        since.
+        """
         last = {
             (name, found[2]): found[1]
             for name in self.nodes.names
@@ -81,9 +83,10 @@ class Trial:
         return [process for process, state in last.items() if state == "hung"]
 
     def _take(self, others: Mapping[str, int]) -> tuple[list[rt.Message], int]:
-        """Everything merged since the beginning, as soon as the last of each publisher is; and its end.
+        """Return all messages merged since the trial was created, and their end.
 
-        What is merged is decided, and may not be in this node's log yet.
+        Wait for the last message of each publisher. Merged messages are committed, but may not be in this
+        node's log yet.
         """
         messages: list[rt.Message] = []
         last = {sender.session: (sender.lives[-1].tag, sender.notes.flushed - 1) for sender in self.senders}
@@ -114,7 +117,7 @@ class Trial:
 
 
 def check_sender(sender: Sender, messages: Sequence[rt.Message]) -> None:
-    """Everything that had to survive is there once, in order: by incarnation, life and number."""
+    """Check that everything that had to survive is there once, ordered by incarnation, run and number."""
     got = [read_value(message.value) for message in messages]
     assert [number for _, number in got] == [message.number for message in messages]
     incarnation_of = {life.tag: life.incarnation for life in sender.lives}
@@ -132,7 +135,7 @@ def check_sender(sender: Sender, messages: Sequence[rt.Message]) -> None:
             assert len(found) >= life.notes.replicated, (sender.session, life.notes, len(found))
         if incarnation == max(order):
             assert len(found) >= lives[-1].notes.flushed, (sender.session, lives[-1].notes, len(found))
-        # An X that ended before its publisher noted anything has no range of its own.
+        # A run has no range of its own if it ended before its publisher noted anything.
         noted = [life for life in lives if life.notes.flushed or life.notes.first]
         for life, successor in pairwise(noted):
             flushed = range(life.notes.first, min(life.notes.flushed, successor.notes.first))
@@ -142,7 +145,7 @@ def check_sender(sender: Sender, messages: Sequence[rt.Message]) -> None:
 
 
 def _lines(nodes: LocalCluster, name: str) -> list[str]:
-    """Those that are whole: it may be in the middle of writing one."""
+    """Return complete lines: the node may be writing the last one."""
     path = Path(nodes.root, f"{name}.log")
     text = path.read_text(errors="replace") if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()

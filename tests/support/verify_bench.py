@@ -1,4 +1,4 @@
-"""Logs to verify, and what a report says of them."""
+"""Logs to verify, and helpers to read the reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_publisher(disk: Disk, session: str = "feed", **options: Any) -> rt.Publ
 
 
 def publish(disk: Disk, batches: int, session: str = "feed", size: int = 20, **options: Any) -> str:
-    """`batches` batches of three messages in one new life of a session; its directory."""
+    """Publish `batches` batches of three messages in a new run of a session. Return its directory."""
     with open_publisher(disk, session, **options) as publisher:
         for batch in range(batches):
             publisher.publish_many([b"%d" % batch + bytes(size)] * 3, topic=f"t{batch % 2}")
@@ -46,7 +46,7 @@ def notes(report: Report) -> list[tuple[str, int]]:
 
 
 def frame_starts(disk: Disk, directory: str, segment: SegmentId) -> list[int]:
-    """Where the segment header, and each batch and block header of a segment start."""
+    """The offsets of the segment header and of each batch and block header of a segment."""
     header = read_header(disk, directory, segment)
     assert header is not None
     file = disk.open(f"{directory}/{segment}")
@@ -64,7 +64,7 @@ def frame_starts(disk: Disk, directory: str, segment: SegmentId) -> list[int]:
 
 
 class ReadOnlyDisk:
-    """A disk on which nothing can be changed."""
+    """A read-only disk."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

@@ -1,4 +1,4 @@
-"""A cluster of real nodes with a directory of its own, which goes with it."""
+"""A cluster of real nodes with its own directory, which is deleted at the end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from chaos.wired_nodes import WiredNodes
 
 @contextlib.contextmanager
 def whole_cluster() -> Iterator[WiredNodes]:
-    """It is ready when it is entered."""
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    """Start a cluster and wait until it is ready."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # The path of a Unix socket must be short.
     try:
         with WiredNodes(root) as nodes:
             nodes.start()

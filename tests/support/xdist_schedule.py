@@ -1,7 +1,7 @@
 """How the workers of pytest-xdist share the tests.
 
-What shares a cluster stays together, and so does a module of quick tests, which shares its fixtures. The
-tests of a module with slow ones go one by one.
+Tests that share a cluster run on one worker. So do the tests of a module without slow tests, which share its
+fixtures. The tests of a module with slow tests are distributed one by one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ SHARED: Final = (
     "tests/cluster/test_power_cuts.py",
     "tests/rest/test_rest_page.py",
 )
-"""Whose tests share a cluster of real nodes, Spark, or a browser's page: of two workers each would start one,
-and keep it to its end. The longest match counts: modules of `tests/cluster/` that are listed have nodes of
-their own. What takes longest is first."""
+"""Modules whose tests share a cluster of real nodes, Spark, or a browser's page: on two workers, each worker
+would start its own and keep it to the end. The longest match counts: listed modules of `tests/cluster/` have
+their own nodes. The longest-running group is first.
+"""
 
 
 def shared_by(nodeid: str) -> str | None:
@@ -38,7 +39,7 @@ def shared_by(nodeid: str) -> str | None:
 
 
 def start_order(nodeid: str, *, is_slow: bool) -> tuple[int, bool]:
-    """What is shared starts first, then the slow tests: at the end no worker has a long one left."""
+    """Shared groups start first, then slow tests: at the end no worker has a long test left."""
     shared = shared_by(nodeid)
     return len(SHARED) if shared is None else SHARED.index(shared), not is_slow
 
@@ -52,7 +53,7 @@ class Scheduling(LoadScopeScheduling):
 
     @cached_property
     def _with_slow_tests(self) -> frozenset[str]:
-        """The modules that have slow tests, as they begin a test's id."""
+        """The paths of the modules that have slow tests, as in test ids."""
         root = self.config.rootpath
         modules = (root / "tests").rglob("test_*.py")
         return frozenset(str(one.relative_to(root)) for one in modules if "mark.slow" in one.read_text())

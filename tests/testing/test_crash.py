@@ -21,7 +21,7 @@ def prepare(disk: MemoryDisk) -> None:
 
 
 def append(disk: MemoryDisk, log: Log, *, sync: bool = True) -> None:
-    """Four records, each promised when it is there."""
+    """Append four records, and promise each after it is written."""
     file = disk.open("/log", write=True)
     for number in range(4):
         add(file, log, number, sync=sync)
@@ -44,7 +44,7 @@ def keep_promises(disk: MemoryDisk, log: Log) -> None:
 
 
 def accept(disk: MemoryDisk, log: Log, *, sync: bool = True) -> None:
-    """Recover: from now on, every record that is there is promised."""
+    """Recover, and promise every record that is found."""
     file = disk.open("/log", write=True)
     content = file.pread(file.size(), 0)
     whole = next((at for at, byte in enumerate(content) if byte != at + 1), len(content))
@@ -59,7 +59,7 @@ def accept_carelessly(disk: MemoryDisk, log: Log) -> None:
 
 
 def nothing(disk: MemoryDisk, log: Log) -> None:
-    """Neither changes nor checks anything."""
+    """Change and check nothing."""
 
 
 def test_module_doctest_passes() -> None:

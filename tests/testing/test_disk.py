@@ -129,7 +129,7 @@ def test_pread_into_fills_buffer_and_returns_byte_count(place: Place) -> None:
 
 
 def test_negative_offset_or_size_raises_einval(place: Place) -> None:
-    # Not -1: to the vectored calls of the C library that is the file's own position.
+    # Not -1: the vectored calls of the C library read it as the file's current position.
     file = place.disk.create(place("a"))
     calls: list[Callable[[], object]] = [
         lambda: file.pread(1, -2),
@@ -293,7 +293,7 @@ CALLS = st.one_of(
 
 @dataclass
 class Player:
-    """Makes the calls on one disk, and says what each answered."""
+    """Makes the calls on one disk, and returns the answer of each."""
 
     place: Place
     opened: dict[str, list[File]] = field(default_factory=dict)
@@ -340,7 +340,7 @@ class Player:
             self.list(name)
         except OSError:
             return size
-        return size is not None  # how large a directory is differs between file systems
+        return size is not None  # the size of a directory differs between file systems
 
     def lock(self, name: str) -> None:
         self.locks.setdefault(name, []).append(self.place.disk.lock(self.place(name)))

@@ -397,7 +397,7 @@ def test_rejected_sync_of_closed_file_drops_no_bytes() -> None:
     assert disk.after_power_cut("none").read("/a") == b"kept"
 
 
-# --- Damage by hand --------------------------------------------------------------------------------------
+# --- Corruption by hand ----------------------------------------------------------------------------------
 
 
 def test_flipped_bit_is_durable_immediately_and_visible_to_open_files() -> None:
@@ -445,7 +445,7 @@ def test_relative_paths_resolve_from_root() -> None:
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads take turns as often as they can, so that a missing lock shows
+    sys.setswitchinterval(1e-6)  # switch threads as often as possible, so that a missing lock shows
     yield
     sys.setswitchinterval(before)
 
@@ -468,7 +468,7 @@ def test_threads_may_write_and_sync_one_file_concurrently() -> None:
     assert disk.after_power_cut("none").read("/a") == disk.read("/a") == bytes(range(4)) * 5000
 
 
-# --- Any changes, then a cut, against the dumb definition ------------------------------------------------
+# --- Any changes, then a cut, compared with the simple definition ----------------------------------------
 
 SMALL = st.integers(0, 1500)
 FILES = st.sampled_from(["a", "b", "c"])
@@ -485,14 +485,14 @@ CHANGES = st.one_of(
 
 @dataclass(eq=False)
 class Copies:
-    """A file as the definition sees it: every content it had since its last sync, that one first."""
+    """A file in the definition: its content at the last sync, then every later content."""
 
     since_sync: list[bytes] = field(default_factory=lambda: [b""])
 
     def allows(self, content: bytes) -> bool:
         if not min(map(len, self.since_sync)) <= len(content) <= max(map(len, self.since_sync)):
             return False
-        # Each byte is one that stood there, or a zero where the size grew without the bytes.
+        # Each byte is one that was at this offset, or a zero where the file grew and the data were lost.
         return all(
             byte in {copy[at] if at < len(copy) else 0 for copy in self.since_sync}
             for at, byte in enumerate(content)
@@ -500,11 +500,12 @@ class Copies:
 
 
 class Definition:
-    """What a disk of one directory may be after a cut, by remembering everything since the last syncs."""
+    """The possible states of a one-directory disk after a cut, from all changes since the last syncs."""
 
     def __init__(self) -> None:
         self.disk = MemoryDisk()
-        self.history: list[dict[str, Copies]] = [{}]  # names since the last sync of the directory, that first
+        # names at the last directory sync, then after each change
+        self.history: list[dict[str, Copies]] = [{}]
         self.fills = itertools.cycle(range(1, 256))
 
     def change(self, kind: str, *arguments: Any) -> None:
@@ -550,7 +551,7 @@ class Definition:
         return {f"/{name}": copies.since_sync[0] for name, copies in self.history[0].items()}
 
     def allows(self, name: str, content: bytes | None) -> bool:
-        """Whether the name held, at some time since the sync, a file that may have this content (or none)."""
+        """Return whether a cut may leave this content (None: no file) under the name."""
         held = [names.get(name) for names in self.history]
         if content is None:
             return None in held

@@ -13,7 +13,7 @@ import pytest
 from frozen import descendants, frozen, is_still
 from nodes_bench import wait_until
 
-# The program has not begun before its input can be opened, and until then the thread that starts it waits.
+# The program starts only after its input can be opened. Until then the thread that starts it waits.
 STARTS_A_PROGRAM = """
 import os, sys
 

@@ -24,7 +24,7 @@ def disk() -> MemoryDisk:
 
 
 def publish(disk: MemoryDisk, session: str, batches: int, *, dedup_id: str | None = None) -> str:
-    """Batches of two messages, two batches a segment."""
+    """Publish batches of two messages, two batches in a segment. Return the directory."""
     with rt.Publisher(
         "/root", "s", publisher_id=session, dedup_id=dedup_id, roll_bytes=5000, linger_ms=60_000, disk=disk
     ) as publisher:

@@ -108,7 +108,9 @@ def test_standing_reports_summary_age_and_data_process_silence(nodes):
 
 def test_clock_offset_is_taken_from_fastest_recent_summary(nodes):
     def offset_after(*arrivals: tuple[int, int]) -> float:
-        """(clock in the summary, clock here when it came), in seconds."""
+        """Return the clock offset after these summaries. Each pair has the summary's clock and the local
+        arrival time, in seconds.
+        """
         for said_s, here_s in arrivals:
             nodes.on_summary("n2", pb.Summary(clock_ns=said_s * 10**9), 0, here_s * 10**9)
         return standing(nodes).nodes[1].clock_offset_s

@@ -40,7 +40,7 @@ def said(key: SegmentKey, marks: list[BatchBoundary], **ends: pb.SessionEnd) -> 
 
 
 class DumbLeader:
-    """Keeps what reports say, and asks again when one was lost."""
+    """Stores the content of reports, and asks again after a lost report."""
 
     def __init__(self) -> None:
         self.tracker = ReplicationTracker(1)
@@ -48,7 +48,7 @@ class DumbLeader:
         self.finals: dict[tuple[int, int], pb.SessionEnd] = {}
 
     def hear(self, report: pb.Report) -> bool:
-        """False: tell me all again."""
+        """Process a report. Return False if a full report is needed."""
         if report.is_full:
             self.tracker.forget_node("n")
             self.finals.clear()
@@ -76,7 +76,7 @@ def test_leader_learns_every_boundary_although_reports_are_lost(seed):
             case 0 | 1:
                 key = rng.choice(KEYS)
                 more = rng.randrange(1, 8)
-                # Nodes also tell again what they told.
+                # Data processes may report boundaries twice.
                 start = max(0, taken[key] - rng.randrange(3))
                 holdings.handle_report(said(key, written[key][start : taken[key] + more]))
                 taken[key] = min(len(written[key]), taken[key] + more)
@@ -146,7 +146,7 @@ def test_run_end_is_reported_to_next_leader_after_earlier_boundaries_are_merged(
     holdings.handle_report(said(KEYS[0], [], **{kind: end}))
     holdings.report(1)
     holdings.prune_before(SessionEnd(1, 0, 1, 64, 5))
-    for _ in range(2):  # More may be merged before a third one leads.
+    for _ in range(2):  # More may be merged before a third leader starts.
         holdings.require_full_report()
         (one,) = holdings.report(1).segments
         assert (one.session_id, one.run, getattr(one, kind)) == (1, 0, end)
@@ -197,7 +197,7 @@ def test_thinned_boundaries_of_two_nodes_allow_planning_to_the_end_in_bounded_ra
 
 @pytest.mark.parametrize("is_reported", [False, True])
 def test_boundaries_durable_during_first_full_report_hide_no_earlier_boundaries(is_reported):
-    """A control process that begins anew may hear of news before it hears of what was there."""
+    """A restarted control process may receive new boundaries before the existing ones."""
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     marks = boundaries(random.Random(1), 20)
     holdings.handle_report(said(KEYS[0], marks[15:18]))
@@ -211,7 +211,7 @@ def test_boundaries_durable_during_first_full_report_hide_no_earlier_boundaries(
 
 
 def test_reports_of_restarted_process_do_not_continue_earlier_sequence() -> None:
-    """The first report of the second process, a full one, is lost. The data process is the same."""
+    """The second control process's first report, a full one, is lost. The data process is the same."""
     leader = DumbLeader()
     assert leader.hear(DurableEnds(b"boot").report(1))
     again = DurableEnds(b"boot")

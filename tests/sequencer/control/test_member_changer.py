@@ -14,7 +14,7 @@ STEP = RemoveMember("n3")
 
 
 class Consensus:
-    """Keeps what is asked of it."""
+    """Records the requested member changes."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[MemberChange, Future[None]]] = []

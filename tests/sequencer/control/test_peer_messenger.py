@@ -16,7 +16,7 @@ from sequencer.leader.replication_tracker import BatchBoundary, pack_boundaries
 
 
 class Mesh:
-    """Nodes that tell each other: what each heard, and what is on its way."""
+    """Nodes that exchange messages. Records the received messages and the messages in flight."""
 
     def __init__(self, *names: str, leader: str | None = None) -> None:
         self.heard: dict[str, list[object]] = {name: [] for name in names}
@@ -117,7 +117,7 @@ def test_undecodable_message_is_rejected_and_logged(mesh, caplog):
 
 
 class Reports:
-    """One node's reporting to a leader, and when it is due."""
+    """The reporter of one node, and the times at which it is due."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh

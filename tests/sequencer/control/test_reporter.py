@@ -13,7 +13,7 @@ from sequencer.control.reporter import DISK_NS, Reporter
 
 
 class Messenger:
-    """The way to a leader that takes every report."""
+    """A messenger whose leader accepts every report."""
 
     leader = "n1"
 

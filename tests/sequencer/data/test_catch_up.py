@@ -50,7 +50,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Bench:
-    """A node, n1, that has plans and none of their input; its peers have what a test gives them."""
+    """A node n1 that has plans but none of their input. The test decides which input its peers have."""
 
     def __init__(self, root: Path, pki: Path) -> None:
         self.root, self._tls = root, tls_of(pki, "n1")
@@ -89,7 +89,7 @@ class Bench:
         while (header := self._header(roll)) is not None:
             chain = chain_of_segment(encode_segment_header(header))
             start, number = 64, header.first
-            # Some instructions a segment, so that what follows each other is joined.
+            # Use several instructions for each segment, so that consecutive ranges are joined.
             for mark in read_marks(REAL, self.path, SegmentId(0, roll)):
                 one = MergeRange(
                     1, 0, roll, start, mark.offset, number, mark.number - number, chain, mark.chain
@@ -126,7 +126,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[DataProcess]:
-        """The data process of n1, which has heard the plans."""
+        """The data process of n1, after it has received the plans."""
         data = DataProcess(self.config)
         data.link.send = lambda _: None  # type: ignore[method-assign]
         try:
@@ -259,7 +259,7 @@ def test_input_arriving_while_peers_are_asked_is_not_reported_missing(
 def test_silence_timeout_doubles_while_only_peer_with_input_is_too_slow(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine where each of its messages takes 5 s."""
+    """The peer behaves like a machine where each message takes 5 s."""
     bench.give("n2", range(bench.segments))
     waited: list[float] = []
     ask = {name: getattr(catch_up_module, name) for name in ("fetch_range", "merged_end")}
@@ -280,7 +280,7 @@ def test_silence_timeout_doubles_while_only_peer_with_input_is_too_slow(
     async def play() -> None:
         async with bench.serving("n2"), bench.running() as data:
             await bench.merged_whole(data)
-            await until(lambda: data.catch_up._silence_s == 2)  # Now nothing is missing.
+            await until(lambda: data.catch_up._silence_s == 2)  # Nothing is missing at this point.
 
     asyncio.run(play())
     assert sorted(set(waited)) == [2, 4, 8]
@@ -288,7 +288,7 @@ def test_silence_timeout_doubles_while_only_peer_with_input_is_too_slow(
 
 @pytest.mark.usefixtures("never_held")
 def test_silent_peer_is_asked_after_other_peers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each session would wait for it first, as long as it takes to call it silent."""
+    """Otherwise each session would first wait for that peer's silence timeout."""
     bench.give("n3", range(bench.segments))
     wanted = plan_ranges(bench.plans, lambda _: False)[0]
     silent, asked = bench.config.members["n2"].data, list[str]()
@@ -320,7 +320,7 @@ def test_silent_peer_is_asked_after_other_peers(bench: Bench, monkeypatch: pytes
 def test_unreadable_certificate_delays_fetch_and_node_continues(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where it has no descriptor left."""
+    """This happens if the process has no file descriptor left."""
     bench.give("n2", range(bench.segments))
     told = "cannot read the file"
 
@@ -357,7 +357,7 @@ def test_truncated_replica_is_completed_from_peer(bench: Bench) -> None:
 def test_ranges_fetched_ahead_are_bounded_in_memory_while_next_input_is_missing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers have trimmed what the first plan needs, and keep what later plans need."""
+    """Peers have trimmed the input of the first plan, and still have the input of later plans."""
     blocks = [block for plan in bench.plans for block in plan.blocks if not block.is_declaration]
     bytes_max = 1 + sum(block.end - block.start for block in blocks if block.roll == 0)
     largest = max(block.end - block.start for block in blocks)
@@ -391,7 +391,9 @@ def test_ranges_fetched_ahead_are_bounded_in_memory_while_next_input_is_missing(
 def test_merged_bytes_are_copied_when_no_peer_has_next_input_but_peers_have_later_input(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a stream flows there is always more of that: the node does not wait until all of it came."""
+    """In a busy stream there is always more later input, so the node does not wait until all of it has
+    arrived.
+    """
     bench.give("n3", range(1, bench.segments))
     merged = MergedLogBuilder(str(bench.root / "n2" / "merged"), cluster_id=CLUSTER, stream="s")
     merged.merge_all([bench.path])

@@ -35,7 +35,7 @@ from sequencer.state.write_plan import encode_write_plan
 
 
 def closed_with(lagging: Lagging) -> SequencerState:
-    """An operator has closed it where it is merged."""
+    """The state after an operator closed the session at its merged end."""
     state = lagging.state
     must(RunFenced, apply(state, CloseSession("feed")))
     do_close(state, 1, 0, (lagging.end.roll, lagging.end.offset, lagging.count))
@@ -44,7 +44,7 @@ def closed_with(lagging: Lagging) -> SequencerState:
 
 
 def standing_with(*instructions: int) -> pb.ToData:
-    """Nodes that have merged durably up to these instructions."""
+    """A message with nodes that have durably merged up to these instructions."""
     standing = pb.Standing(is_caught_up=True)
     for number, instruction in enumerate(instructions, 1):
         merged = pb.MergedReport(instruction=instruction)
@@ -65,7 +65,7 @@ def test_replica_of_closed_session_is_removed_once_merged_durably_here_and_on_ma
             data = played.data
             session = state.sessions[1]
             await played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
-            # The copy is opened although the session is closed: the merger needs it.
+            # The merger needs the copy, so it is opened although the session is closed.
             await played.until(lambda: data.merger.position == lagging.count)
             durable = count if lacking == "a majority" else 0
             if durable:
@@ -84,7 +84,7 @@ def test_replica_of_closed_session_is_removed_once_merged_durably_here_and_on_ma
             assert not lagging.copy_path.exists()
             assert data.replicas.all() == []
             await played.until(lambda: not data.merger._input.files)
-            # Its publisher comes again: the copy goes on behind what is merged.
+            # The publisher returns. The copy continues after the merged end.
             again = await data.replicas.open_replica(session)
             assert again.receiver.next_offset == LogOffset(0, lagging.end.roll, 0)
 
@@ -267,7 +267,9 @@ def test_closed_session_accepts_next_run_and_forgotten_session_raises_fenced(con
 
 @pytest.mark.parametrize("is_here", [True, False])
 def test_publisher_starts_at_next_run_after_last_run_was_closed(config, tmp_path, is_here: bool):
-    """Its disk still holds what it had not sent of the closed run. Another node had the next run opened."""
+    """The publisher's disk still has unsent messages of the closed run. Another node had the next run
+    opened.
+    """
     lagging = Lagging(config, tmp_path / "publisher")
     state = closed_with(lagging)
     session = state.sessions[1]
@@ -282,7 +284,7 @@ def test_publisher_starts_at_next_run_after_last_run_was_closed(config, tmp_path
             await played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
             intakes = played.data.ingest
             intakes._is_up = lambda: True
-            if not is_here:  # It was removed, for all of it is in enough merged logs.
+            if not is_here:  # The copy was removed: enough merged logs have all of it.
                 played.data.replicas.is_released = lambda _: True
             hello = PushHello("s", "feed", session.incarnation)
             intake = await intakes.accept(hello, Identity("s", "publisher", "feed"))
@@ -298,7 +300,9 @@ def test_publisher_starts_at_next_run_after_last_run_was_closed(config, tmp_path
 
 
 def test_closed_run_accepts_bytes_up_to_its_end_and_later_bytes_raise_unreachable(config, tmp_path):
-    """The publisher may have begun another run: where it goes on, the next stream is told."""
+    """The publisher may have started another run. The next stream reports the offset at which it
+    continues.
+    """
     lagging = Lagging(config, tmp_path / "publisher")
     items = items_of(REAL, lagging.publisher_path)
     chunk = next(one for one in items if isinstance(one, Chunk))

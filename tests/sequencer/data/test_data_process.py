@@ -102,7 +102,7 @@ def test_restarted_control_process_receives_durable_merge_progress(config):
 
 
 def test_snapshot_is_decoded_once(config, monkeypatch):
-    """A large one takes tenths of a second, in which the event loop stands still."""
+    """Decoding a large snapshot blocks the event loop for tenths of a second."""
     decoded = []
 
     def decode(content):
@@ -133,7 +133,7 @@ def test_fence_in_snapshot_is_reported_by_open_replica(config):
             assert played.finals == []
             await played.say(snapshot_of(state, index=3))
             await played.until(lambda: played.finals)
-            # Each report of the segment has it.
+            # Each report of the segment includes the final end.
             assert {(one.session_id, one.run) for one in played.finals} == {(1, 0)}
 
     asyncio.run(play())
@@ -215,7 +215,7 @@ def test_trim_is_retried_after_disk_full_without_failing_process(config, monkeyp
 
 @pytest.fixture
 def control(config: NodeConfig) -> Iterator[tuple[Callable[[pb.ToData], None], list[bytes]]]:
-    """What a listening control process says with, and what it hears."""
+    """A listening control process: its send function, and its received messages."""
     heard: list[bytes] = []
     link, loop = ControlServer(config.control_socket, heard.append), WatchLoop()
     try:
@@ -447,7 +447,7 @@ def test_requested_fetch_from_peer_runs_only_while_no_publisher_sends(config, mo
             replica = data.replicas.get(1)
             await data.fetcher.fetch(wanted)
             assert fetched == [LogOffset(0, 0, 640)]
-            await data.fetcher.fetch(wanted)  # Its publisher is there.
+            await data.fetcher.fetch(wanted)  # The publisher is connected.
             replica.has_stream = False
             await data.fetcher.fetch(pb.Fetch(session_id=1, run=3, roll=0, offset=640, holder="n2"))
             await data.fetcher.fetch(pb.Fetch(session_id=1, run=0, roll=0, offset=640, holder="n9"))
@@ -463,7 +463,7 @@ def test_requested_fetch_from_peer_runs_only_while_no_publisher_sends(config, mo
 
 
 def test_catch_up_across_gap_copies_to_latest_merged_position(config, monkeypatch):
-    """Not only the next block: a stream that flows would leave it behind for ever."""
+    """If it copied only the next block, a node could stay behind a busy stream indefinitely."""
     story = Story.drawn()
     wanted: list[tuple[bool, bool]] = []
 

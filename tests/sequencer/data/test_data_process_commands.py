@@ -28,11 +28,11 @@ from sequencer.state.session_commands import OpenRun
 CAUGHT_UP = pb.ToData(standing=pb.Standing(is_caught_up=True))
 
 
-# Which disk it is
+# Disk identity
 
 
 def test_joins_are_reported_after_all_held_segments(config):
-    """So whoever heard it has heard of everything that was acknowledged before a disk joined."""
+    """So a receiver of the join already knows everything that was acknowledged before the disk joined."""
 
     async def play() -> None:
         state = new_state()
@@ -81,7 +81,7 @@ def test_joins_are_reported_only_after_replicas_are_open(config, monkeypatch):
 
 
 def test_joins_are_reported_only_after_commands_of_earlier_terms_are_applied(config, tmp_path, monkeypatch):
-    """A snapshot knows nothing of sessions that were opened behind it, whose copies are here all the same."""
+    """A session opened after the snapshot is unknown to it, although its copy is on this disk."""
 
     async def play() -> None:
         monkeypatch.setattr(opening_module, "POLL_S", 0.001)
@@ -163,7 +163,7 @@ def test_operator_command_is_proposed_until_decided_and_returns_result(config, m
             for wanted in (Configure(roll_minutes=5), Configure(roll_minutes=0)):
                 changing = asyncio.ensure_future(run(wanted))
                 await log.until_asked(wanted, times=3)
-                for _ in range(2):  # Both copies are in the log: it is carried out once.
+                for _ in range(2):  # Both copies are in the log, and the command runs once.
                     await log.apply(log.last)
                     await log.apply(DecideRequest(log.last.id, 1))
                 assert await changing == ConfigurationChanged()
@@ -178,7 +178,7 @@ def test_operator_command_is_proposed_until_decided_and_returns_result(config, m
 
 
 def test_request_expired_by_leader_clock_is_proposed_again_with_that_clock(config, monkeypatch):
-    """Clocks were set right: the leader has heard of it, this node has not."""
+    """The clocks were corrected: the leader has learned of it, this node has not."""
     monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
 
     async def play() -> None:
@@ -231,7 +231,7 @@ def test_expired_operator_command_raises_timeout_and_is_never_applied(config, mo
             with pytest.raises(Timeout, match="Check whether it was executed"):
                 await played.data.commands.run(Configure(roll_bytes=7), timeout_s=0.01)
             await log.until_asked(Configure(roll_bytes=7))
-            await log.apply(log.last)  # It comes all the same, and is decided later.
+            await log.apply(log.last)  # The request arrives nevertheless, and is decided later.
             await log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
             assert played.data.follower.state.configuration == Configuration()
 
@@ -253,9 +253,9 @@ def test_command_decided_in_snapshot_raises_timeout_with_unknown_outcome(config,
             await log.until_asked(Configure(roll_minutes=5))
             state = new_state()
             apply(state, log.last)
-            apply(state, DecideRequest(log.last.id, 1))  # The control process ended behind it.
+            apply(state, DecideRequest(log.last.id, 1))  # The control process ended after this.
             await played.say(snapshot_of(state))
-            await log.apply(DecideRequest(log.last.id, 1))  # Another leader's.
+            await log.apply(DecideRequest(log.last.id, 1))  # This decision is from another leader.
             with pytest.raises(Timeout, match="Check whether it was executed"):
                 await changing
             assert played.data.follower.state.configuration.roll_minutes == 5
@@ -264,7 +264,7 @@ def test_command_decided_in_snapshot_raises_timeout_with_unknown_outcome(config,
 
 
 class Log:
-    """What is committed behind a first snapshot, and the requests that were proposed for it."""
+    """The commands committed after a first snapshot, and the last request that was proposed."""
 
     def __init__(self, played):
         self._played, self._index = played, 1
@@ -276,7 +276,7 @@ class Log:
         await self._played.say(pb.ToData(applied=applied))
 
     async def until_asked(self, operation, *, times=1):
-        """So often the operation was asked for, with one id."""
+        """Wait until the operation was proposed at least `times` times, always with one id."""
 
         def asked():
             found = [decode_command(one.propose) for one in self._played.heard if one.HasField("propose")]

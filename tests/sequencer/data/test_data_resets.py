@@ -54,7 +54,7 @@ def reset(state: SequencerState, epoch: int = 2, *, is_hard: bool = True) -> Non
 
 
 class Kept:
-    """A node's files: copies of three sessions of 30 messages, of which 10 of the first are merged."""
+    """A node's files: copies of three sessions with 30 messages each. 10 messages of the first are merged."""
 
     def __init__(self, root: Path) -> None:
         self.sessions, self.merged = root / "sessions", root / "merged"
@@ -199,7 +199,7 @@ def test_hard_reset_deletes_merged_log_if_unreadable(kept: Kept) -> None:
 def test_hard_reset_on_full_disk_frees_merged_log_before_writing_record(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, crash_at: str | None
 ) -> None:
-    """No new file fits as long as there is a merged log."""
+    """No new file fits on the disk while the merged log exists."""
     fill = whole_files._fill
 
     def fill_if_there_is_room(file: File, content: bytes) -> None:
@@ -250,7 +250,7 @@ def test_malformed_hard_reset_record_raises_corrupt(kept: Kept) -> None:
 
 @pytest.fixture
 def story() -> Story:
-    """Six plans, a hard reset, and one plan behind it."""
+    """Six plans, a hard reset, and one plan after it."""
     story = Story.drawn()
     reset(story.state, 7)
     must(RunOpened, apply(story.state, opening("p0", run=1, newest=1)))
@@ -297,7 +297,7 @@ def test_merger_reports_gap_if_start_of_new_epoch_is_missing(story: Story) -> No
 
 
 def without_bytes(state: SequencerState) -> WritePlan:
-    """A plan of an instruction that writes nothing: all of it was below a watermark."""
+    """The plan of an instruction that writes nothing, as if all its messages were below a watermark."""
     state.instruction += 1
     state.sequenced_ns += 1
     said = SimpleNamespace(number=state.instruction, sequenced_ns=state.sequenced_ns)
@@ -305,7 +305,7 @@ def without_bytes(state: SequencerState) -> WritePlan:
 
 
 def cleared_story() -> tuple[Story, MergeProgress]:
-    """Six plans and a hard reset, and how far that is."""
+    """Six plans and a hard reset, and the progress at that point."""
     story = Story.drawn()
     reset(story.state, 7)
     last = story.plans[-1]
@@ -355,7 +355,8 @@ def test_instruction_without_bytes_after_hard_reset_does_not_change_merged_files
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
     files = []
-    for plans, is_at in (([empty], reached), ([], behind)):  # One node was away when it was merged.
+    # One of the two nodes was away during that merge.
+    for plans, is_at in (([empty], reached), ([], behind)):
         disk = MemoryDisk()
         story.put_sessions(disk)
         merger = open_merger(disk, story)
@@ -380,7 +381,7 @@ def test_merger_reports_no_gap_if_forced_reset_follows_instruction_without_bytes
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
-    disk = MemoryDisk()  # A new one, or of a node that was away when the log was cleared.
+    disk = MemoryDisk()  # A new disk, or a node that was away when the log was cleared.
     story.put_sessions(disk)
     merger = open_merger(disk, story)
     try:
@@ -417,7 +418,7 @@ def test_merger_continues_in_new_segment_after_forced_soft_reset() -> None:
 
 
 def test_opening_finished_run_raises_unreachable_instead_of_fenced() -> None:
-    """A node that is slow proposes to open an X behind which others have gone on already."""
+    """A slow node proposes to open a run after other nodes have already continued with later runs."""
     state = new_state()
     session_id = do_open(state, "a", run=0)
     intakes = intakes_of(state)
@@ -425,7 +426,7 @@ def test_opening_finished_run_raises_unreachable_instead_of_fenced() -> None:
     hello = PushHello("s", "a", late.incarnation, None)
 
     async def play() -> None:
-        # Not yet here.
+        # This node has not applied the run yet.
         state.sessions[session_id] = replace(state.sessions[session_id], active_runs=(), last_run=-1)
         asking = asyncio.create_task(
             intakes.open_session(IngestStream(intakes, hello, None, None), Run(0, late.run_id))
@@ -474,7 +475,7 @@ def test_start_offset_after_reset_is_next_run_and_old_run_is_fenced() -> None:
     assert start_offset(state, state.sessions[session_id], None, is_released=False) == LogOffset(5, 0, 128)
 
 
-# What operators are told
+# Messages to operators
 
 
 class Desk:

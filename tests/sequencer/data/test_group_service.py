@@ -22,7 +22,7 @@ from sequencer.state.state import HOLDS_MAX, HOLDS_PER_NAME_MAX, SequencerState,
 
 
 class Cluster:
-    """A node whose proposals are applied at once, or after the first `lost` of them."""
+    """A node that loses its first `lost` proposals and applies all others at once."""
 
     def __init__(self, lost: int = 0) -> None:
         self.state = SequencerState(CLUSTER)
@@ -39,7 +39,7 @@ class Cluster:
         self.positions.on_applied(command, apply(self.state, command))
 
     def acknowledge(self, **positions: int) -> dict[str, int]:
-        """Names are those of workers."""
+        """Acknowledge positions. Names are relative to `workers`."""
         return self.ask({f"workers~{name}": position for name, position in positions.items()})
 
     def ask(self, positions: dict[str, int]) -> dict[str, int]:
@@ -105,7 +105,7 @@ def test_rejected_position_fails_only_its_own_call(cluster: Cluster) -> None:
 
 
 def test_read_on_lagging_node_returns_all_positions_committed_before(cluster: Cluster) -> None:
-    """A member that read less could create a group again, at the end of the log, and skip messages."""
+    """With fewer positions, a member could create a group again at the end of the log, and skip messages."""
     behind = Cluster()
     behind.state.position = 40
     backlog: list[Command] = []
@@ -130,7 +130,7 @@ def test_read_on_lagging_node_returns_all_positions_committed_before(cluster: Cl
 
 
 def test_concurrent_reads_share_one_proposal() -> None:
-    """A certificate that asks as fast as it can must not fill the log of the consensus."""
+    """A certificate that sends reads at full speed must not fill the consensus log."""
     node, proposed = Cluster(), list[Command]()
     node.positions = GroupPositions(lambda: node.state, proposed.append)
 
@@ -230,7 +230,7 @@ def test_read_reply_contains_log_epoch_and_runs(cluster: Cluster) -> None:
 def test_positions_of_log_before_forced_reset_raise_fenced(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a member that goes on would mark messages as handled that nobody has seen."""
+    """Otherwise a continuing member would mark messages as processed that no member has received."""
 
     async def call(_: LeaseCalls, __: str, ___: str, data: bytes, ____: float) -> bytes:
         return await cluster.service.acknowledge(data)

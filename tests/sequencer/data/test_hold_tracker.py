@@ -86,7 +86,7 @@ def test_record_returns_false_for_name_over_limit(monkeypatch: pytest.MonkeyPatc
 
 
 class Node:
-    """A node's holding, over a state that a test applies to."""
+    """The hold tracker of a node. The test applies commands to its state."""
 
     def __init__(self, position: int = 100) -> None:
         self.state: SequencerState | None = SequencerState(CLUSTER, position=position)

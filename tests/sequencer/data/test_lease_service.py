@@ -320,7 +320,7 @@ def test_table_write_is_proposed_again_with_backoff(monkeypatch: pytest.MonkeyPa
 
 
 class Refusing(LeaseCalls):
-    """Nodes of which the first ones refuse."""
+    """Nodes that reject the first `refusing` calls."""
 
     def __init__(self, refusing: int) -> None:
         super().__init__(["a:1", "b:1", "c:1"], None)
@@ -347,7 +347,7 @@ def test_lease_call_tries_other_nodes_after_rejection_and_raises_if_all_reject()
 
 
 class Answering(LeaseCalls):
-    """Nodes of which `good` alone answers; the others refuse, or cannot answer now."""
+    """Nodes of which only `good` answers. The others reject the call, or are unreachable."""
 
     def __init__(self, good: str, refusing: frozenset[str] = frozenset()) -> None:
         super().__init__(["a:1", "b:1", "c:1"], None)
@@ -394,7 +394,7 @@ def test_lease_call_keeps_trying_while_only_one_node_rejects(
 
 
 class Failing(LeaseCalls):
-    """Each node fails with an error of its own, until all have."""
+    """Nodes that each fail with their own error."""
 
     def __init__(self, errors: dict[str, RtError]) -> None:
         super().__init__([*errors], None)

@@ -39,7 +39,7 @@ COPYING = Phase("copying", 10, 50)
         (RECEIVES._replace(is_led=False), None, Phase("snapshot", 100, 400)),
         (BEHIND, READY, Phase("commands", 5, 9)),
         (BEHIND._replace(is_caught_up=True), COPYING, Phase("commands", 5, 9)),
-        # Whoever has not applied anything of the present term may lack what earlier ones committed.
+        # A node that has applied nothing of the current term may miss commands committed in earlier terms.
         (BEHIND._replace(committed=5), READY, Phase("commands", 5, 5)),
         (LEVEL, None, Phase("starting")),
         (LEVEL, COPYING, COPYING),
@@ -99,7 +99,7 @@ def test_lag_detector_clears_lag_of_close_follower_of_growing_log() -> None:
     pace = LagDetector()
     for second in range(100):
         now_ns = second * PATIENCE_NS // 4
-        # Behind from the start, until the first end that was shown is reached.
+        # The follower is behind at first, until it reaches the first observed end.
         assert pace.update(second * 10, second * 10 + 15, now_ns) == (second < 2)
 
 
@@ -108,7 +108,7 @@ def test_lag_detector_reports_stalled_follower_until_it_reaches_observed_end() -
     assert not pace.update(10, 10, 0)
     assert not pace.update(10, 12, 1)
     assert not pace.update(10, 30, PATIENCE_NS)
-    assert pace.update(11, 90, PATIENCE_NS + 5)  # The end of a moment ago, 12, is not there yet.
+    assert pace.update(11, 90, PATIENCE_NS + 5)  # The follower has not reached the earlier end, 12.
     assert pace.update(11, 91, 9 * PATIENCE_NS)
     assert not pace.update(12, 92, 9 * PATIENCE_NS + 1)
     assert not pace.update(13, 93, 9 * PATIENCE_NS + 2)

@@ -77,7 +77,7 @@ def test_silence_is_not_measured_without_limit() -> None:
 
 @pytest.mark.parametrize("end", ["in order", "an operator", "a later run", "a newer directory"])
 def test_ended_limit_raises_no_alarm_on_node_previously_cut_off(end: str) -> None:
-    """The node was cut off meanwhile: what it catches up with is the committed end."""
+    """The limit ended while the node was cut off. The node catches up with the committed end."""
     node = Watched()
     node.follower.standing = pb.Standing()
     node.wait(5 * LIMIT_S)
@@ -117,7 +117,7 @@ def test_elections_delay_alarm_briefly_and_do_not_clear_it(before_s: int) -> Non
 
 
 def test_stopped_control_process_makes_no_publisher_silent() -> None:
-    """What it knew last of the leader is out of date, and nothing that is merged is learned."""
+    """Its last information about the leader is out of date, and the node learns of no merges."""
     node = Watched()
     for second in range(100):
         node.silence.update(second, dict, float(second))

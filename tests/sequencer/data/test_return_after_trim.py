@@ -1,6 +1,6 @@
 """Return of a node after the cluster trimmed bytes it has yet to merge: real files and a real peer.
 
-Of the sessions nobody has a copy any more, so what is missing comes from the peer's merged log.
+No node has a copy of the sessions any more. So the missing bytes come from the peer's merged log.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Path:
-    """The files of a node that has merged all, and trimmed what the cluster has."""
+    """The files of a node that has merged everything, and has trimmed as the cluster decided."""
     root = tmp_path / "peer"
     write_log(root / "merged", len(drawn().plans))
     writer = LogWriter.open(str(root / "merged"), IDENTITY, resume=True)
@@ -64,7 +64,7 @@ def peer(tmp_path: Path) -> Path:
 
 
 def write_log(directory: Path, count: int) -> None:
-    """A merged log as it is when so many plans are carried out."""
+    """Write a merged log as it is after the first `count` plans."""
     story, disk = drawn(), MemoryDisk()
     story.put_sessions(disk)
     merger = open_merger(disk, story)
@@ -118,7 +118,8 @@ def test_returning_node_continues_at_log_start_of_peer_and_applies_missed_trim(
     snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state), plans=plans)
 
     def is_as_far(reached: MergeProgress) -> bool:
-        return reached._replace(chain=0) == story.reached._replace(chain=0)  # Not known of others' bytes.
+        # The running checksum of copied bytes is unknown.
+        return reached._replace(chain=0) == story.reached._replace(chain=0)
 
     async def play() -> None:
         node = FakeNode(peer, node="n2")
@@ -150,7 +151,9 @@ def test_returning_node_continues_at_log_start_of_peer_and_applies_missed_trim(
 def test_returning_node_continues_despite_corrupt_segment_trimmed_by_cluster(
     count: int, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody could mend it any more: the node goes on without, instead of waiting for ever."""
+    """No node could repair the segment any more. So the node continues without it, instead of waiting
+    indefinitely.
+    """
     monkeypatch.setattr(catch_up, "POLL_S", 0.01)
     story, port = drawn(), free_port()
     config = config_of(tmp_path / "node", pki, port)
@@ -189,7 +192,9 @@ def test_returning_node_continues_despite_corrupt_segment_trimmed_by_cluster(
 
 
 def assert_as_the_cluster_has_it(directory: Path) -> None:
-    """What is kept has the cluster's bytes; what was here and is not kept is trimmed as the cluster did."""
+    """Check that kept segments have the cluster's bytes, and that all other segments are trimmed like in the
+    cluster.
+    """
     files = {path.name: path.read_bytes() for path in directory.glob("log.*")}
     kept = {segment.file_name: data for segment, data in FILES.items() if segment >= BEFORE}
     assert {name: data for name, data in files.items() if data} == kept

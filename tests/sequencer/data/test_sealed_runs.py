@@ -42,7 +42,7 @@ from sequencer.state.state import End, SequencerState
 def test_idle_stream_of_superseded_directory_raises_fenced(
     config: NodeConfig, by: str, has_begun: bool
 ) -> None:
-    """The other one may have reached other nodes only: no stream of it takes the place of this one."""
+    """The newer directory may have reached other nodes only, so no stream of it replaces this one."""
 
     async def play() -> None:
         async with Played(config) as played:
@@ -77,12 +77,12 @@ def test_idle_stream_of_superseded_directory_raises_fenced(
     asyncio.run(play())
 
 
-# A run that the publisher has deleted
+# Runs that the publisher has deleted
 
 
 @pytest.mark.parametrize("lost", ["the copy", "its last segment"])
 def test_node_announces_end_of_merged_run_deleted_before_announcement(config, tmp_path, lost: str):
-    """The publisher may reach this node only, so no other one can say that the next run may begin."""
+    """The publisher may reach only this node. So no other node can announce that the next run may start."""
     lagging = Lagging(config, tmp_path / "publisher")
     shutil.rmtree(lagging.copy_path)
     if lost == "its last segment":
@@ -137,11 +137,11 @@ def test_node_announces_end_of_merged_run_deleted_before_announcement(config, tm
     asyncio.run(play())
 
 
-# Runs that go whole
+# Whole runs
 
 
 class Offline:
-    """A publisher that was started some times offline, its last start without an end, and a state."""
+    """A publisher that was started `runs` times offline and once more without an end, and a state."""
 
     def __init__(self, runs: int) -> None:
         disk = MemoryDisk()
@@ -252,7 +252,7 @@ def test_slow_node_stores_sealed_runs_already_merged_by_cluster(config):
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
 def test_sealed_runs_fenced_and_closed_empty_are_not_acknowledged(config, is_snapshot: bool):
-    """The stream knew them before. They are over, and nothing of them is merged."""
+    """The stream accepted the runs before. They are over, and none of their messages are merged."""
     offline = Offline(4)
 
     async def play() -> None:
@@ -314,7 +314,7 @@ def test_next_sealed_run_waits_while_previous_run_is_open_without_end(config):
 
 
 def test_run_of_restored_directory_is_not_reported_as_merged_instead_of_lost_run(config, tmp_path):
-    """This node has not merged the lost run, and never held a byte of it: it knows its number only."""
+    """This node has not merged the lost run and never had a byte of it. It knows only the run's number."""
     root, copy = tmp_path / "root", tmp_path / "copy"
     publish(REAL, 10, root=str(root))
     shutil.copytree(root, copy)
@@ -354,7 +354,7 @@ def test_run_of_restored_directory_is_not_reported_as_merged_instead_of_lost_run
             opening = asyncio.ensure_future(intake.open_run(Run(2, other.run.run_id)))
             with pytest.raises(Fenced, match="another run id"):
                 await opening
-            await intake.open_run(whole[2].run)  # As the publisher of the merged run would.
+            await intake.open_run(whole[2].run)  # The publisher of the merged run would do this.
             assert (await nothing_new).merged == chunk.end
             await intake.close()
 

@@ -84,7 +84,7 @@ def test_rest_of_sealed_segment_is_merged_after_repair(config, tmp_path):
 
 
 def test_segment_repaired_while_replica_opens_is_merged(config, tmp_path, monkeypatch):
-    """The opening has read the damaged segment when the repair ends."""
+    """The opening task has already read the corrupt segment when the repair ends."""
     lagging = Lagging(config, tmp_path / "publisher")
     path = lagging.copy_path / "log.0.0"
     good = path.read_bytes()
@@ -318,7 +318,7 @@ def test_replica_opening_with_failed_trim_leaves_no_lock(config, tmp_path, monke
 
 
 def forget_segment(lagging: Lagging) -> None:
-    """Drop a middle entry of the segments table: all bytes verify, and the replica cannot be opened."""
+    """Drop a middle entry of the segments table. All bytes stay valid, but the replica cannot be opened."""
     path = str(lagging.copy_path)
     table = read_table(REAL, path)
     assert table is not None
@@ -333,7 +333,7 @@ def caught_up(*names: str, learners: tuple[str, ...] = ()) -> pb.ToData:
 
 
 def name_another(lagging: Lagging) -> None:
-    """Let the segments table name another session, as if two directories were exchanged."""
+    """Write another session's identity into the segments table, as if two directories were exchanged."""
     _change_identity(lagging, name="other")
 
 
@@ -349,7 +349,7 @@ def _change_identity(lagging: Lagging, **changes: object) -> None:
 
 
 def attempts_of(data, monkeypatch) -> list[int]:
-    """What `on_unopened` returns for each attempt that fails from now on."""
+    """The results of `on_unopened` for each failed attempt from now on."""
     tries: list[int] = []
     on_unopened = data.repair.on_unopened
     monkeypatch.setattr(
@@ -494,7 +494,7 @@ def test_replica_repairable_only_by_operator_raises_alarm_until_opened(
 def test_replica_opens_despite_incomplete_segment_without_needed_bytes(
     config, tmp_path, monkeypatch, is_missing
 ):
-    """If its run is over no node has its bytes any more, so it could never be repaired."""
+    """If its run is over, no node has the segment's bytes any more. So it could never be repaired."""
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
     lagging = Lagging(config, tmp_path / "publisher", unmerged=1)
     spoilt = lagging.copy_path / "log.0.0"
@@ -606,14 +606,14 @@ def test_merged_unused_replica_is_closed_and_fence_opens_it_again(config, tmp_pa
             path = str(lagging.copy_path)
             left = [one for one in list_segments(REAL, path) if read_header(REAL, path, one) is not None]
             assert left == [SegmentId(0, lagging.end.roll)], "what is merged is not trimmed"
-            # Control begins anew: nothing that is to be merged is there.
+            # The control process restarts. Nothing has to be merged, so no copy is opened.
             await played.say(lagging.snapshot())
             assert data.opener._opening == set()
             do_fence(lagging.state)
             await played.say(snapshot_of(lagging.state, 21))
             await played.until(lambda: played.finals)
             assert {(one.roll, one.offset) for one in played.finals} == {lagging.end[1:]}
-            # What is final of it is to be said again to the next control process.
+            # The replica stays open, because its final end must be reported to the next control process.
             await idle.close_some()
             assert data.replicas.get(1) is not None
 

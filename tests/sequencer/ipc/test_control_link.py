@@ -140,7 +140,7 @@ def test_connections_are_accepted_later_without_busy_loop_if_descriptors_run_out
         peer.settimeout(60)
         peer.connect(bench.path)
         wait_until(lambda: listener.calls > 0)
-        for _ in range(20):  # Each call is a turn of the loop.
+        for _ in range(20):  # Each call is one iteration of the loop.
             bench.send(b"to nobody")
         assert listener.calls == 1
         bench.loop.call(bench.link.accept_again)

@@ -20,7 +20,7 @@ from sequencer.ipc.server import ControlServer
 
 
 class Control:
-    """The control process's end."""
+    """The control process's end of the link."""
 
     def __init__(self, path: str) -> None:
         self.heard: list[pb.ToControl] = []
@@ -63,7 +63,7 @@ def test_link_reconnects_and_starts_each_connection_with_hello(path):
         heard.append(message)
 
     async def live(start: int, link: ControlLink) -> None:
-        """One life of the control process."""
+        """One run of the control process."""
         control = Control(path)
         try:
             await until(lambda: control.heard)
@@ -84,7 +84,7 @@ def test_link_reconnects_and_starts_each_connection_with_hello(path):
             lambda: lost.append(link.is_up),
         )
         running = asyncio.ensure_future(link.run())
-        link.send(pb.ToControl())  # To nobody.
+        link.send(pb.ToControl())  # No control process is connected yet.
         for start in range(2):
             await live(start, link)
         running.cancel()
@@ -164,7 +164,7 @@ def test_message_sent_to_broken_connection_is_dropped(path, control):
         await until(lambda: control.heard)
         assert link._writer is not None
         link._writer.transport.abort()
-        for _ in range(3):  # Before and after the loop has closed it; before and after the link knows.
+        for _ in range(3):  # Before and after the loop closes it, and before the link knows.
             link.send(pb.ToControl())
             await asyncio.sleep(0)
         running.cancel()

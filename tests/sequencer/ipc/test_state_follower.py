@@ -58,7 +58,7 @@ def test_fence_survives_control_restart_from_older_snapshot():
     follower.on_message(pb.ToData(snapshot=pb.ControlSnapshot(index=1, state=older)))
     assert follower.heard[-1] is None
     assert follower.state.sessions[1].active_runs[0].is_fenced
-    # What control applies again is known already; what is new follows.
+    # Commands that control applies again are already known. Only later commands are new.
     follower.applied(2, opening(run=1))
     follower.applied(3, opening("wrong", incarnation=5))
     assert follower.index == 3

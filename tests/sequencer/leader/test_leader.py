@@ -73,7 +73,7 @@ def test_missing_full_report_is_requested_again_each_second(bench):
         bench.report("b")
         assert bench.asked == ["b"] * count
     del bench.sequences["b"]
-    bench.report("b")  # A full one.
+    bench.report("b")  # A full report.
     bench.now_ns += SECOND_NS
     bench.report("b")
     assert len(bench.asked) == 3
@@ -158,7 +158,7 @@ def test_messages_are_merged_once_despite_lost_proposals_and_leader_changes(seed
                 survivors = rng.randrange(len(bench.proposals) + 1)
                 while len(bench.proposals) > survivors:
                     bench.proposals.pop()
-                bench.lead()  # What the old one had on its way may still come.
+                bench.lead()  # Proposals of the old leader may still commit.
                 for content, _ in bench.proposals:
                     bench.commit(content)
                 bench.proposals.clear()
@@ -230,7 +230,7 @@ def test_sequencing_time_advances_by_one_ns_without_fresh_clocks(bench):
     assert bench.state.sequenced_ns == before + 1
 
 
-# How far behind nodes may be
+# Backlog limits
 
 
 @pytest.mark.parametrize(("limit", "most"), [("BACKLOG_BYTES_MAX", 10_000), ("BACKLOG_MAX", 1)])
@@ -256,7 +256,7 @@ def test_planning_waits_while_durable_merge_backlog_of_majority_exceeds_limit(
     bench.assert_merged(1, 40)
 
 
-# Clocking itself
+# Self-clocking
 
 
 def test_new_messages_share_next_instruction_while_small_instruction_is_in_flight(bench):
@@ -302,7 +302,7 @@ def test_leader_has_no_plans_without_new_bytes_on_majority(bench):
     assert bench.leader.may_plan
 
 
-# Disks that were lost
+# Lost disks
 
 
 def test_disk_is_restored_only_after_complete_reports_and_merge_of_its_node(bench):
@@ -315,7 +315,7 @@ def test_disk_is_restored_only_after_complete_reports_and_merge_of_its_node(benc
     bench.report("a", {(1, 0, 0): one.segments[0][2:]}, joins=3)
     do_join(bench.state, "c", disk=1)
     bench.report("a", joins=4)
-    bench.report("b", {(9, 0, 0): one.segments[0]}, joins=4)  # Of a session that is not known here yet.
+    bench.report("b", {(9, 0, 0): one.segments[0]}, joins=4)  # The session is not known here yet.
     bench.report("c", joins=4)
     bench.leader.tick()
     assert not bench.pending

@@ -36,7 +36,7 @@ from sequencer.state.feature_level import MemberLevel
 
 
 def grown_old(bench: Bench) -> None:
-    """A sealed segment of positions up to 2, and one that grows."""
+    """Create a sealed segment with positions up to 2, and an active segment."""
     do_open(bench.state)
     one = writing(4)
     for upto in (3, 5):
@@ -61,12 +61,12 @@ def test_old_segment_is_trimmed_once_by_node_clocks(bench):
     assert bench.pending == [TrimSegments(2, TrimReason.TIME, CLOCK_NS + week_ns)]
     bench.now_ns += POLL_NS
     bench.leader.tick()
-    assert len(bench.proposals) == 1  # It is on its way.
+    assert len(bench.proposals) == 1  # The proposal is in flight.
     bench.now_ns += REPEAT_NS
     for node in "ab":
         bench.report(node, clock_ns=CLOCK_NS + week_ns)
     bench.leader.tick()
-    assert len(bench.proposals) == 2  # Which may be lost.
+    assert len(bench.proposals) == 2  # The first proposal may be lost.
     assert [type(bench.commit(*bench.proposals.popleft())) for _ in range(2)] == [
         SegmentsTrimmed,
         CommandRejected,
@@ -96,7 +96,7 @@ def test_settings_are_applied_before_trims_are_planned(bench):
     bench.configured = {"retention_minutes": 0}
     bench.lead()
     week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
-    for _ in range(3):  # By what is configured now the oldest segment is too old, by what is to be it is not.
+    for _ in range(3):  # Too old by the current settings, but not by the new ones.
         bench.now_ns += POLL_NS
         for node in "ab":
             bench.report(node, clock_ns=CLOCK_NS + week_ns)
@@ -137,7 +137,7 @@ def ask(bench: Bench) -> None:
 def test_request_is_decided_once_at_time_reached_by_majority_of_clocks(bench):
     bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
     ask(bench)
-    assert bench.pending == []  # Nobody knows what time it is.
+    assert bench.pending == []  # The time is unknown without a majority of clocks.
     bench.report("b", clock_ns=CLOCK_NS + SECOND_NS)
     bench.leader.tick()
     assert bench.pending == [DecideRequest(ASKED.id, CLOCK_NS + SECOND_NS)]

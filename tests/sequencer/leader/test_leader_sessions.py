@@ -27,7 +27,7 @@ from sequencer.state.session_commands import (
 from sequencer.state.state import End
 from sequencer.state.state_codec import decode_state, encode_state
 
-# Ends of lives
+# Ends of runs
 
 
 def test_lost_fence_is_proposed_again_but_not_while_in_flight(bench):
@@ -89,7 +89,7 @@ def test_node_with_diverged_merged_log_is_reported(bench):
     assert [one.node for one in bench.differences] == ["b"]
 
 
-# Sessions that nobody feeds
+# Sessions without a publisher
 
 
 def closing(bench: Bench) -> list[Command]:
@@ -97,7 +97,7 @@ def closing(bench: Bench) -> list[Command]:
 
 
 def end_report(bench: Bench, node: str, session_id: int, offset: int, number: int, *, run: int = 0) -> None:
-    """The node says what is final of one of the session's runs."""
+    """Report the final end of one of the session's runs."""
     sequence = bench.sequences[node] = bench.sequences[node] + 1
     report = pb.Report(boot=b"b", clock_ns=CLOCK_NS, sequence=sequence)
     final = pb.SessionEnd(session_id=session_id, run=run, roll=0, offset=offset, number=number)
@@ -130,7 +130,9 @@ def test_idle_session_is_fenced_and_closed_while_connected_session_stays_open(be
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_operator_close_ends_run_with_lost_end_after_wait_for_publisher(bench, runs: int):
-    """What nodes hold says nothing of the publisher. A second run waits for the first one to end."""
+    """Reports of held bytes say nothing about the publisher. A second run waits for the end of the first
+    run.
+    """
     do_join(bench.state, "a", "b", "c")
     do_open(bench.state)
     if runs == 2:
@@ -257,7 +259,7 @@ def test_leader_forgets_closed_session_and_its_tracked_state_after_durable_merge
     bench.reconcile()
     assert bench.state.sessions == {}
     assert bench.leader.tracker._segments == bench.leader.tracker._finals == {}
-    # A node that has not heard of it yet says what it holds: it is not asked for everything again.
+    # A node that has not heard of the removal still reports its bytes. It is not asked for a full report.
     bench.asked.clear()
     end_report(bench, "a", 1, 128, 10)
     assert bench.asked == []

@@ -1,7 +1,7 @@
 """Member changes: each step, and a model check that no order of events loses acknowledged bytes.
 
-`Voter` is a model of what is known of some bytes that were acknowledged once and are not merged: which voters
-hold them, and whose disk is whole. The decisions are the product's.
+`Voter` models the knowledge about bytes that were acknowledged and are not merged: which voters have them on
+their disks, and which voters have whole disks. The product's code makes the decisions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ NS = 10**9
 
 
 def stage(*names: str, **disks: NodeDisk) -> SequencerState:
-    """These voters with whole disks, an open session, and one instruction that all have merged."""
+    """A state with these voters and their whole disks, an open session, and one instruction that all voters
+    have merged.
+    """
     state = new_state()
     state.feature_level, state.instruction = MEMBER_CHANGES, 1
     do_open(state, "s0")
@@ -142,7 +144,7 @@ def test_removal_waits_until_merged_bytes_are_durable_on_majority(is_consumed: b
     steps = steps_of(state, members("a", "b", "c", "d"), "a", tracking(4, "a", "b"))
     assert next_step(steps, state, *"abcd") is None
     if is_consumed:
-        state.sessions.clear()  # Merged whole, and forgotten.
+        state.sessions.clear()  # The session is merged completely and forgotten.
         state.instruction = 2
         assert steps.next_step(dict.fromkeys("abcd", state.joins), 1) is None
         assert next_step(steps, state, *"abc") == RemoveMember("d")
@@ -195,7 +197,9 @@ def test_member_change_waits_until_majority_uses_latest_member_list(
 
 
 def test_removal_waits_if_voter_with_older_list_may_hold_unreported_bytes() -> None:
-    """The voters were b, c and d before, of which c and d are two. The last report of d is of then."""
+    """Before, the voters were b, c and d, so c and d were a majority. The last report of d is from that
+    time.
+    """
     state = stage(*"abcd")
     apply(state, RequestMembers(removes="c"))
     steps = steps_of(state, members(*"abcd"), "a", tracking(4, "c"), version=9)
@@ -210,7 +214,7 @@ def test_removal_waits_if_voter_with_older_list_may_hold_unreported_bytes() -> N
 
 class Voter(NamedTuple):
     holds: bool
-    """The bytes are on its disk."""
+    """Whether its disk has the bytes."""
     has_joined: bool = True
     is_whole: bool = True
 
@@ -223,12 +227,12 @@ def majority(voters: State) -> int:
 
 
 def is_known(voters: State) -> bool:
-    """Whether each majority of voters with whole disks has one that holds the bytes."""
+    """Whether each majority of voters with whole disks includes a voter that has the bytes."""
     return sum(one.is_whole and not one.holds for one in voters) < majority(voters)
 
 
 def beginnings(voters_max: int) -> Iterator[State]:
-    """The bytes were acknowledged just now."""
+    """The states just after the bytes were acknowledged."""
     disks = Voter(True), Voter(False), Voter(True, is_whole=False), Voter(False, is_whole=False)
     for count in range(1, voters_max + 1):
         for voters in combinations_with_replacement(disks, count):
@@ -320,7 +324,9 @@ def may_remove(voters: State, at: int, heard: frozenset[int]) -> bool:
 
 
 def forgotten(voters_max: int) -> tuple[list[State], int]:
-    """The first events after which acknowledged bytes may be forgotten; the number of states looked at."""
+    """Return the states on a path to one in which acknowledged bytes may be forgotten, and the number of
+    visited states.
+    """
     before: dict[State, State | None] = {tuple(sorted(one)): None for one in beginnings(voters_max)}
     left = list(before)
     while left:
@@ -380,7 +386,7 @@ def test_model_check_finds_loss_for_each_omitted_rule(
     assert path
 
 
-# Streams in small, whose members change while all fails
+# Simulations of a small stream with member changes and failures
 
 
 def lived(seed: int, steps: int) -> MemberWorld:
@@ -397,7 +403,9 @@ def lived(seed: int, steps: int) -> MemberWorld:
 
 @pytest.mark.slow
 def test_acknowledged_messages_are_merged_once_while_members_change_and_nodes_fail() -> None:
-    """And each number of voters from one to seven occurs, or the world's checks would claim little."""
+    """Each number of voters from one to seven must also occur. Otherwise the simulation would cover too
+    little.
+    """
     worlds = [lived(seed, 1500) for seed in range(12)]
     assert {count for world in worlds for count in world.voters_seen} == {*range(1, 8)}
     assert all(world.state.member_requests > 1 for world in worlds)

@@ -33,7 +33,9 @@ MIB = 1 << 20
 def held(
     tracker: ReplicationTracker, session_id: int, *offsets: int, run: int = 0, roll: int = 0, nodes: int = 2
 ) -> None:
-    """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
+    """Let `nodes` nodes report these boundaries, with 10 messages a batch. Checksums match those of
+    `piece`.
+    """
     marks = [BatchBoundary(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
     for node in range(nodes):
         tracker.on_boundaries(f"n{node}", SegmentKey(session_id, run, roll), marks)
@@ -212,7 +214,9 @@ def test_sequencing_times_increase_when_clock_jumps_back() -> None:
 @pytest.mark.parametrize("idle", [0, 50])
 @pytest.mark.parametrize("cap", [MIB, 16 * MIB, 100 * MIB])
 def test_busy_session_waits_at_most_one_turn_of_other_busy_sessions(idle: int, cap: int) -> None:
-    """All busy sessions fill their caps; idle ones, and those that waste their turn, take none from them."""
+    """All busy sessions fill their caps. Idle sessions, and sessions that waste their turn, take no turn from
+    them.
+    """
     busy = 9
     state, tracker, speculation = stage(idle + busy + 1)
     apply(state, Configure(session_bytes_max=cap))
@@ -251,7 +255,7 @@ def test_sessions_beyond_range_limit_are_planned_in_next_instruction() -> None:
 
 
 def test_sessions_with_shared_dedup_id_are_planned_in_order_of_apply() -> None:
-    """Session 1 must wait for ids that session 2 brings, whichever of them has its turn first."""
+    """Session 1 must wait for the ids of session 2, whichever session has its turn first."""
     for turn in (0, 2):
         state, tracker, speculation = stage(2, dedup="d")
         state.wanted["d"] = 0
@@ -305,11 +309,11 @@ def test_sessions_waiting_for_dedup_number_yield_turn_to_others() -> None:
     assert planned(speculation, tracker).ranges == (piece(9),)
 
 
-# A stream in small
+# Simulations of a small stream
 
 
 def run(seed: int, steps: int, *, is_harsh: bool | None = None) -> World:
-    """Some hundred steps at random, then all is mended."""
+    """Run `steps` random steps, then heal all faults."""
     try:
         world = World(seed, is_harsh=is_harsh)
         for _ in range(steps):
@@ -336,7 +340,7 @@ def test_acknowledged_messages_are_merged_once_and_in_order_in_long_simulations(
 
 
 def test_simulations_produce_every_kind_of_outcome() -> None:
-    """What the checks above claim would be empty if these did not happen."""
+    """The checks above would prove nothing if these outcomes did not occur."""
     worlds = [run(seed, 250) for seed in range(30)]
     outcomes = [outcome for world in worlds for outcome in world.log]
     for kind in (RangesMerged, RunOpened, RunFenced, RunClosed):
@@ -358,14 +362,16 @@ def test_writing_model_returns_ends_of_its_batches_and_segments() -> None:
     assert [roll for roll, _ in written.up_to(written.ends()[1])] == [0]
 
 
-# Who can supply what is committed
+# Availability of committed ranges
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_committed_ranges_stay_on_some_disk_while_disks_are_lost_one_by_one(
     seed: int,
 ) -> None:
-    """Every world here checks that whenever bytes are lost, dropped or committed. This is the hardest."""
+    """Every world in this module checks this whenever bytes are lost, dropped or committed. This simulation
+    is the hardest.
+    """
     for part in range(3):
         run(100 * seed + part, 2500, is_harsh=True)
 
@@ -395,7 +401,7 @@ PLAN_RESTORE = DiskRestoration.plan
 def test_simulations_detect_faults_losing_bytes_of_committed_range(
     place: type, name: str, fault: object, first_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first seed is the least that finds it."""
+    """`first_seed` is the lowest seed that finds the fault."""
     monkeypatch.setattr(place, name, fault)
     with pytest.raises(AssertionError, match="nobody has the input"):
         for seed in range(first_seed, 200):

@@ -148,7 +148,7 @@ def test_session_with_differing_checksums_gets_no_fetch_requests(stage: Stage) -
 
 
 class Nowhere:
-    """Consensus to which nothing is proposed here."""
+    """A consensus that must receive no proposal."""
 
     def propose(self, command: bytes) -> Future[int]:
         raise AssertionError(command)

@@ -30,7 +30,7 @@ def mark(offset: int, *, forged: bool = False) -> BatchBoundary:
 
 
 class DumbBoard:
-    """Who said what, as it was said; every question goes through all of it."""
+    """A simple model: a list of all reports, which every query scans completely."""
 
     def __init__(self, members: int) -> None:
         self.members = members
@@ -45,7 +45,7 @@ class DumbBoard:
         return {node for node, k, said in self.said if (k, said) == (key, one)}
 
     def on_boundaries(self, node: str, key: SegmentKey, marks: list[BatchBoundary]) -> set[int]:
-        """The sessions that are found to differ."""
+        """Record reported boundaries. Return the sessions that differ."""
         differ = set()
         for one in marks:
             known = self.first_said(key, one.offset)
@@ -56,7 +56,7 @@ class DumbBoard:
         return differ
 
     def held(self, key: SegmentKey) -> list[BatchBoundary]:
-        """What a majority holds, in order."""
+        """The boundaries that a majority has, in order."""
         marks = {said for _, k, said in self.said if k == key}
         return sorted(one for one in marks if len(self.nodes(key, one)) * 2 > self.members)
 
@@ -190,7 +190,7 @@ def test_majority_is_more_than_half_of_members(members: int, needed: int) -> Non
         assert (tracker.boundary_at(KEYS[0], 128) is not None) == (count >= needed)
 
 
-# Marks as reports carry them
+# Packed batch boundaries
 
 
 @given(st.sets(st.integers(0, 2**62)), st.data())
@@ -223,7 +223,7 @@ def test_unordered_or_truncated_boundaries_raise_format_error(offsets: tuple[int
 
 
 class Counting(dict[int, Any]):
-    """A dictionary that counts how often it is asked."""
+    """A dictionary that counts its lookups."""
 
     looks = 0
 
@@ -247,7 +247,7 @@ MANY = [BatchBoundary(64 + 160 * index, index, index) for index in range(100_001
 
 @pytest.mark.parametrize("others", [0, 1, 50_000, 100_000])
 def test_furthest_of_100000_boundaries_is_found_in_few_lookups(others: int) -> None:
-    """One node holds all of a segment, the others as many batches of it as that."""
+    """One node has all boundaries of a segment. The other nodes have its first `others` batches."""
     tracker, key = ReplicationTracker(3), KEYS[0]
     tracker.on_boundaries("n0", key, MANY)
     for node in ("n1", "n2"):

@@ -21,7 +21,9 @@ EMPTY, FULL = DiskUse(1000, 1000), DiskUse(1000, 70)
 
 
 class Stage:
-    """A leader's archiving, with four sealed segments of 20 bytes; time goes on with each look."""
+    """A leader's retention planner with four sealed segments of 20 bytes. Each call of `look` advances the
+    time.
+    """
 
     def __init__(self) -> None:
         self.state: SequencerState = new_state()

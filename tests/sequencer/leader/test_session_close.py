@@ -18,7 +18,9 @@ from sequencer.state.write_plan import SessionEnd
 def held(
     tracker: ReplicationTracker, session_id: int, *offsets: int, run: int = 0, roll: int = 0, nodes: int = 2
 ) -> None:
-    """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
+    """Let `nodes` nodes report these boundaries, with 10 messages a batch. Checksums match those of
+    `piece`.
+    """
     for node in range(nodes):
         holds(f"n{node}", tracker, *offsets, session_id=session_id, run=run, roll=roll)
 
@@ -87,7 +89,7 @@ def test_superseded_incarnation_is_fenced_immediately() -> None:
     state, tracker = stage()
     do_open(state, "s0", incarnation=1)
     assert planned(state, tracker) == [FenceRun(1, 0)]
-    # No sender brings what was announced any more.
+    # No publisher sends the announced messages any more.
     tracker.on_announced(SessionEnd(1, 0, 0, 256, 20))
     assert planned(state, tracker) == [FenceRun(1, 0)]
 
@@ -109,7 +111,7 @@ def test_run_is_closed_at_furthest_final_end_of_majority() -> None:
 
 @pytest.mark.parametrize(("offset", "number"), [(0, 0), (129, 10), (1 << 63, 10), (128, 1 << 63)])
 def test_run_is_closed_despite_invalid_announced_end(offset: int, number: int) -> None:
-    """It comes from a publisher."""
+    """The announced end comes from a publisher, so it may be invalid."""
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
@@ -120,7 +122,7 @@ def test_run_is_closed_despite_invalid_announced_end(offset: int, number: int) -
 
 
 def test_run_is_not_closed_below_merged_end() -> None:
-    """Nodes that were built anew hold less."""
+    """Rebuilt nodes have fewer bytes."""
     state, tracker = stage()
     do_open(state, "s0", run=1)
     do_merge(state, piece())
@@ -200,7 +202,7 @@ def test_newer_incarnation_is_closed_after_older_one() -> None:
     assert planned(state, tracker) == [CloseRun(2, 0, 0, 64, 0)]
 
 
-# Who has a say
+# Disks that count for a run's end
 
 
 def test_replacement_disk_counts_for_end_of_open_run_only_after_restoration() -> None:
@@ -210,7 +212,7 @@ def test_replacement_disk_counts_for_end_of_open_run_only_after_restoration() ->
     do_fence(state)
     final(2, tracker, 64)
     final(1, tracker, 128)
-    assert planned(state, tracker) == []  # What n0 and the lost disk acknowledged may go further.
+    assert planned(state, tracker) == []  # n0 and the lost disk may have acknowledged more.
     final(0, tracker, 256)
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 256, 24)]
     must(DiskRestored, apply(state, RestoreDisk("n2", bytes([1]) * 16)))
@@ -250,11 +252,11 @@ def test_session_is_checked_again_only_after_news() -> None:
     assert endings.plan() == [CloseRun(1, 0, 0, 64, 0)]
 
 
-# When a disk is whole again
+# Disk restoration
 
 
 def broken() -> tuple[SequencerState, ReplicationTracker, DiskRestoration]:
-    """n2 has begun with an empty disk; it is the fourth that joined."""
+    """n2 has started with an empty disk, which joined as the fourth disk."""
     state, tracker = stage()
     do_join(state, "n2", disk=1)
     return state, tracker, DiskRestoration(state, tracker)
@@ -269,7 +271,7 @@ def test_disk_is_restored_when_it_holds_bytes_held_by_majority_of_others_at_join
     holds("n1", tracker, 128)
     assert restoring.plan({"n0": 4, "n1": 3, "n2": 4}, {}) == []
     assert restoring.plan({"n0": 4, "n1": 4, "n2": 4}, {}) == []
-    holds("n0", tracker, 128, 256, 512)  # The new disk was there for that.
+    holds("n0", tracker, 128, 256, 512)  # These bytes arrived after the new disk had joined.
     holds("n2", tracker, 128)
     assert restoring.plan({"n0": 4, "n1": 4, "n2": 4}, {}) == []
     holds("n2", tracker, 128, 256)
@@ -289,7 +291,7 @@ def test_disk_is_restored_without_merged_bytes_and_bytes_after_run_end() -> None
     do_fence(state, 2)
     do_close(state, 2, 0, (0, 128, 10))
     do_merge(state, piece(3, end=256, count=20))
-    # What is closed is not merged yet: it would be lost with the disks that hold it.
+    # The closed run is not merged yet. It would be lost with the disks that have it.
     assert restoring.plan(told, {}) == []
     holds("n2", tracker, 128, session_id=2)
     assert restoring.plan(told, {}) == [RESTORE]
@@ -342,11 +344,11 @@ def test_replacement_disk_does_not_vouch_for_another_unless_all_others_report() 
     assert restoring.plan({"n0": 9, "n1": 9, "n2": 9, "n4": 9}, {}) == [RestoreDisk("n3", bytes([1]) * 16)]
 
 
-# Ends that are lost
+# Lost ends
 
 
 def closed_at_256(*, superseded: bool = True) -> tuple[SequencerState, ReplicationTracker, SessionCloser]:
-    """X 0 of session 1 was closed where n2 alone had come to; n2's disk was lost since."""
+    """Run 0 of session 1 was closed at an end that only n2 had reached. The disk of n2 was lost later."""
     state, tracker = stage()
     do_open(state, "s0", incarnation=1) if superseded else do_open(state, "s0", run=1)
     do_fence(state)
@@ -453,7 +455,7 @@ def test_later_runs_empty_on_majority_are_closed_with_first_run() -> None:
 
 
 def test_later_run_with_lost_announced_messages_counts_as_cut_short() -> None:
-    """The only node that had them is lost."""
+    """The only node with these messages is lost."""
     state, tracker = stage()
     for run in (1, 2):
         do_open(state, "s0", run=run)

@@ -34,7 +34,7 @@ def test_diverged_node_is_reported_once_majority_agrees_at_any_instruction() -> 
     assert chains.on_reported("a", 4, plans[3].chain) == []
     found = Divergence("b", 2, 99, plans[1].chain)
     assert chains.on_reported("c", 5, plans[4].chain) == [found]
-    assert chains.on_reported("a", 5, plans[4].chain) == []  # It has been said.
+    assert chains.on_reported("a", 5, plans[4].chain) == []  # The divergence was already reported.
     assert chains.on_reported("b", 3, 98) == [Divergence("b", 3, 98, plans[2].chain)]
 
 

@@ -132,8 +132,8 @@ def add_each(merger: Merger, plans: Sequence[WritePlan]) -> None:
         (64, {"blocks": STORY.plans[0].blocks[:1] * QUICK_BLOCKS_MAX}, True),
         (64, {"blocks": STORY.plans[0].blocks[:1] * (QUICK_BLOCKS_MAX + 1)}, False),
         (0, {"offset": 0}, False),  # A new segment begins.
-        (64, {"end_offset": 64}, False),  # Nothing is written, or the segment is sealed.
-        (72, {}, False),  # It was executed in part before.
+        (64, {"end_offset": 64}, False),  # The plan writes nothing, or it seals the segment.
+        (72, {}, False),  # A part of the plan was executed before.
         (None, {}, False),
     ],
 )
@@ -340,7 +340,7 @@ def test_truncated_session_replica_is_missing_input_until_refilled(merger, disk)
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
     merger.pause()
-    disk.write(path, STORY.sessions[2].files[0, 3])  # As if they came from a peer.
+    disk.write(path, STORY.sessions[2].files[0, 3])  # A peer would supply these bytes.
     merger.resume()
     merger.wait_written(LAST)
     assert merger.missing is None
@@ -363,7 +363,7 @@ def test_corrupt_session_replica_is_merged_only_after_valid_bytes_return(merger,
     assert merger.written.instruction == STORY.plans[2].instruction
     written = merged_files(disk)
     assert all(FILES[segment].startswith(data) for segment, data in written.items())
-    disk.write(path, good)  # As if they came from a peer.
+    disk.write(path, good)  # A peer would supply these bytes.
     merger.wait_written(LAST)
     assert merger.missing is None
     assert merged_files(disk) == FILES
@@ -484,7 +484,7 @@ def test_input_that_arrives_during_lookup_is_not_missed(merger, sources, monkeyp
     def look(session_id, segment, start, end):
         found = range_info(session_id, segment, start, end)
         if (session_id, segment) == hidden and hidden in sources.hidden:
-            sources.hidden.clear()  # It comes just behind the look.
+            sources.hidden.clear()  # The input arrives just after the lookup.
             merger.wake()
         return found
 
@@ -499,7 +499,7 @@ def test_merger_paused_while_waiting_for_input_releases_lock_and_resumes(merger,
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
     merger.pause()
-    other = open_merger(disk, STORY)  # The lock is free.
+    other = open_merger(disk, STORY)  # Fails if the lock is not free.
     other.close()
     merger.resume()
     sources.hidden.clear()
@@ -594,7 +594,9 @@ def _table(merger: Merger) -> list[tuple[SegmentId, TrimReason, int]]:
 
 
 def _assert_trimmed(merger: Merger, disk: MemoryDisk, gone: Sequence[MergedSegment]) -> None:
-    """These are empty, the table says why and when, and the others are what they were."""
+    """Check that these segments are empty, that the table has their reasons and times, and that the others
+    are unchanged.
+    """
     said = _table(merger)
     assert said[: len(gone)] == [(one.id, one.reason, one.trimmed_ns) for one in gone]
     assert all(reason is TrimReason.NONE for _, reason, _ in said[len(gone) :])
@@ -696,7 +698,7 @@ def test_trim_is_retried_when_full_disk_cannot_truncate_file(merger, disk):
 
 
 def test_log_continues_after_its_newest_segment_is_sealed_and_trimmed(merger, disk):
-    """The power went between the seal of a segment and the beginning of the next one."""
+    """The power failed after a segment was sealed and before the next one started."""
     rolls = next(at for at, plan in enumerate(STORY.plans) if at and plan.offset == 0)
     begin(merger, STORY, STORY.plans[:rolls])
     merger.wait_written(rolls)
@@ -740,7 +742,7 @@ def test_sealed_segment_is_not_trimmed_until_next_segment_starts(merger, disk):
 
 
 def _trim_in_steps(disk: MemoryDisk, log: Log) -> None:
-    """Merge and trim, each segment when the next one is there."""
+    """Merge and trim. Each segment is trimmed when the next one exists."""
     merger = open_merger(disk, STORY)
     try:
         begin(merger, STORY)
@@ -757,7 +759,7 @@ def _trim_in_steps(disk: MemoryDisk, log: Log) -> None:
 
 
 def _check_trimmed(disk: MemoryDisk, log: Log) -> None:
-    """Whatever was done, doing it again comes to the same; no kept segment is ever empty."""
+    """Check that no kept segment is empty, and that repeating all steps leads to the same result."""
     merger = open_merger(disk, STORY)
     try:
         for segment, reason, _ in _table(merger):
@@ -862,7 +864,7 @@ def test_any_split_of_plans_into_restarts_writes_same_bytes(data):
 
 @functools.cache
 def _small() -> Story:
-    """Nobody changes it."""
+    """A small story. It is cached, so no test may change it."""
     return Story.drawn(3, instructions=3, roll_bytes=700, rolled=(3,))
 
 
@@ -872,7 +874,7 @@ def _small_files() -> dict[SegmentId, bytes]:
 
 
 def _merge_all(disk: MemoryDisk, log: Log) -> None:
-    """Carry out what a node is told after its start: all plans behind what it said to be durable."""
+    """Execute the plans that a node receives after its start: all plans after its reported durable end."""
     story = _small()
     merger = open_merger(disk, story)
     try:

@@ -48,7 +48,7 @@ def flip(path: Path, at: int) -> None:
 
 
 class Logs:
-    """The same merged log of two segments at `count` nodes; the first of them is what is mended."""
+    """The same merged log of two segments at `count` nodes. The tests repair its first segment."""
 
     def __init__(self, root: Path, count: int = 3) -> None:
         self.nodes = [FakeNode(root / f"n{number}") for number in range(count)]
@@ -71,13 +71,13 @@ class Logs:
         return Path(segment_path(self.nodes[node].merged, segment))
 
     def damaged(self, segment: SegmentId = FIRST, at: int = 5000, node: int = 0) -> Corrupt:
-        """Flip a bit; the error of who found it."""
+        """Flip a bit, and return the error of a reader that finds it."""
         flip(self.file(segment, node), at)
         return Corrupt("a batch fails its checksum", path=str(self.file(segment, node)), offset=at)
 
     @asynccontextmanager
     async def repairer(self, root: Path, pki: Path, **options: Any) -> AsyncIterator[Repairer]:
-        """A mender that asks the other nodes."""
+        """Yield a repairer that fetches from the other nodes."""
         async with AsyncExitStack() as opened:
             tls = tls_of(pki, "n1")
             endpoints = [await opened.enter_async_context(node.serving(tls)) for node in self.nodes[1:]]
@@ -182,7 +182,7 @@ def test_corrupt_bytes_stay_unchanged_and_unserved_while_no_peer_has_valid_bytes
             (patient,) = repairer.corrupt_segments
             assert (patient.path, patient.segment, patient.tries) == (path, FIRST, 3)
             sound = patient.offset
-            assert 64 < sound <= 5000  # Up to the block that is damaged.
+            assert 64 < sound <= 5000  # Sound up to the corrupt block.
             file = disk.open(path)
             assert file.pread(2**20, 0) == bad[:sound]
             assert (file.size(), file.is_linked()) == (len(bad), True)
@@ -207,7 +207,9 @@ def test_corrupt_bytes_stay_unchanged_and_unserved_while_no_peer_has_valid_bytes
 
 @pytest.mark.slow
 def test_nodes_with_corruption_at_different_offsets_repair_each_other(tmp_path: Path, pki: Path) -> None:
-    """Each serves what lies before its own damage: that is enough for the one that is damaged earlier."""
+    """Each node serves the bytes before its own corruption. That is enough to repair a node with corruption
+    at an earlier offset.
+    """
 
     async def main() -> None:
         logs = Logs(tmp_path)
@@ -372,7 +374,7 @@ def test_flipped_bit_in_session_replica_is_repaired_from_peer(tmp_path: Path, pk
                     == replica.receiver.chain
                     == read_marks(REAL, source, FIRST)[-1].chain
                 )
-                flip(mine / "log.0.0", 3500)  # While it is open.
+                flip(mine / "log.0.0", 3500)  # While the file is open.
                 repairer.on_corrupt(Corrupt("it fails", path=str(mine / "log.0.0"), offset=64))
                 await until(is_sound(repairer))
                 assert files_of(REAL, replica.receiver.path) == good

@@ -65,7 +65,7 @@ def refusal(
     return caught.value
 
 
-# What is understood
+# Valid settings
 
 
 def test_flags_alone_configure_node_with_ports_of_its_own_address() -> None:
@@ -191,7 +191,7 @@ def test_config_survives_round_trip_through_one_line_of_json(made: NodeConfig) -
     assert NodeConfig.from_json(text) == made
 
 
-# What is refused
+# Rejected settings
 
 _LONG = "/" + "d" * 92  # With "/control" it has 101 bytes.
 

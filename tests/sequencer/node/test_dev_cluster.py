@@ -35,7 +35,7 @@ RUN = "from rt.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A short path, as the sockets of nodes need it."""
+    """Yield a directory with a short path, as the sockets of nodes need one."""
     directory = Path(tempfile.mkdtemp(prefix="rt_"))
     yield directory / "d"
     shutil.rmtree(directory, ignore_errors=True)
@@ -43,7 +43,9 @@ def root() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`rt dev`, and what it has printed when the nodes are up. At the end it is stopped as by Ctrl-C."""
+    """Run `rt dev`. Yield its process and its output up to the moment when the nodes are up. Stop it at the
+    end as Ctrl-C does.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, "dev", "--nodes", "1", *options],
         cwd=root.parent,
@@ -73,7 +75,7 @@ def running(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 
 def programs(printed: str) -> list[str]:
-    """The Python programs in what was printed."""
+    """Return the Python programs in the output."""
     found = re.findall(r"\n((?:    .*\n|\n)+)", printed)
     return [textwrap.dedent(text).strip() for text in found if "import rt" in text]
 
@@ -119,7 +121,7 @@ def test_printed_programs_run_and_messages_survive_restart(root: Path) -> None:
 
 
 def status_page(printed: str, p12: Path) -> str:
-    """The head of the page's answer to a browser that has imported the operator's certificate."""
+    """Return the head of the page's response to a browser that has imported the operator's certificate."""
     (port,) = re.findall(r"https://127\.0\.0\.1:(\d+)/", printed)
     pair = pkcs12.load_pkcs12(p12.read_bytes(), None)
     assert pair.cert is not None
@@ -214,7 +216,7 @@ def test_directory_in_place_of_node_log_is_named_in_error(root: Path) -> None:
 
 def test_default_ports_in_use_are_not_chosen(root: Path) -> None:
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # Another program has it already.
+        with contextlib.suppress(OSError):  # Another program uses the port already.
             stack.enter_context(socket.create_server(("127.0.0.1", 6002)))
         with DevCluster(root) as cluster:
             assert len({*cluster.nodes.endpoints, cluster.page}) == 4

@@ -21,7 +21,7 @@ from sequencer.localcluster.nodes import LocalCluster
 pytestmark = pytest.mark.slow
 
 PROBE_S: Final = 20.0
-"""Longer than a process must be silent to count as hung."""
+"""Longer than the silence after which a process counts as hung."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def systemd(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
 
 @pytest.fixture
 def node(systemd: ServiceManager) -> Iterator[LocalCluster]:
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     try:
         with LocalCluster(root, 1, with_rest=True) as nodes:
             nodes.start()
@@ -48,7 +48,9 @@ def node(systemd: ServiceManager) -> Iterator[LocalCluster]:
 
 
 def probe(node: LocalCluster, path: str) -> tuple[int, list[str]]:
-    """Status and obstacles. (0, []): a process that was about to be stopped has taken the connection."""
+    """Return the HTTP status and the obstacles. Return (0, []) on an `OSError`: a process may accept the
+    connection just before it is stopped.
+    """
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{node.health_ports['n1']}{path}", timeout=PROBE_S
@@ -62,7 +64,7 @@ def probe(node: LocalCluster, path: str) -> tuple[int, list[str]]:
 
 
 def failed(node: LocalCluster, path: str) -> list[str]:
-    """The obstacles, once the probe fails."""
+    """Wait until the probe fails, and return its obstacles."""
     found: list[str] = []
 
     def fails() -> bool:
@@ -85,7 +87,7 @@ def test_paused_data_process_is_reported_by_probes_systemd_status_command_and_lo
             assert f"`kill -CONT {pid}`" in obstacles[-1]
         node.wait(lambda: f"child_hung child=data pid={pid}" in node.last_words("n1", 1000), "the log")
 
-        # It says how long the process has been silent, so that more of them are seconds.
+        # The status contains the duration of the silence, so further ones follow as the seconds pass.
         hung = f"STATUS=data-hung: the data process (pid {pid})"
         node.wait(lambda: any(one.startswith(hung) for one in systemd.read()), "systemd to be told")
         systemd.received.clear()

@@ -44,7 +44,7 @@ WAIT_S: Final = 120.0
 
 @pytest.fixture(autouse=True)
 def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command as it will be found, and none of the machine's own settings."""
+    """Register the command, and remove the machine's own `RT_` variables."""
     for variable in [name for name in os.environ if name.startswith("RT_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setitem(cli.commands, "node", node)
@@ -61,7 +61,7 @@ def logs_restored() -> Iterator[None]:
 
 
 def certified(directory: Path, stream: str = "s", role: Role = "node", name: str = "n1") -> list[str]:
-    """The flags of a new certificate by a new CA."""
+    """Return the flags for a new certificate of a new CA."""
     ca = init_ca(directory)
     issue(directory, Identity(stream, role, name), loopback=role == "node")
     return [
@@ -75,7 +75,7 @@ def certified(directory: Path, stream: str = "s", role: Role = "node", name: str
 
 
 def arguments(tmp_path: Path, *, raft: int = 7000, data: int = 5002) -> list[str]:
-    """The flags of a cluster of one, without those of its certificate."""
+    """Return the flags of a single-node cluster, without those of its certificate."""
     return [
         *("node", "--stream", "s", "--name", "n1", "--directory", str(tmp_path / "node")),
         *("--member", f"n1=127.0.0.1:{raft},127.0.0.1:{data}", "--listen", "127.0.0.1"),
@@ -148,7 +148,7 @@ def test_file_in_place_of_node_directory_is_rejected(
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """A port that a process, this one, listens on."""
+    """Listen on a port in this process."""
     with socket.create_server(("127.0.0.1", free_port())) as other:
         yield int(other.getsockname()[1])
 
@@ -190,14 +190,14 @@ def test_listen_address_of_another_machine_is_rejected(tmp_path: Path) -> None:
 
 def test_unwritable_directory_is_named_with_its_owner(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    check_directories(config)  # None exists yet.
+    check_directories(config)  # No directory exists yet.
     os.makedirs(config.sessions_directory)
     check_directories(config)
     with pytest.raises(rt.StorageError) as caught:
         check_directories(config, may_write=lambda path: path != config.sessions_directory)
     assert f"(at {config.sessions_directory}): got not writable, owned by " in str(caught.value)
     assert "and the node runs as " in str(caught.value)
-    assert caught.value.hint == (  # This user has it: another owner would not help.
+    assert caught.value.hint == (  # This user is the owner already, so no other owner is suggested.
         "Mount its file system for writing, or give its owner the right to write (`chmod u+rwx`)."
     )
 
@@ -319,7 +319,7 @@ sys.exit(main())
 
 
 class Node:
-    """`rt node` in a process of its own, and what it logs."""
+    """A process that runs `rt node`, and its log."""
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         self._log = log
@@ -329,7 +329,9 @@ class Node:
             )
 
     def entries(self, event: str, **fields: Any) -> list[dict[str, Any]]:
-        """The whole lines of that event so far, with these `fields` or `key=value` in the message."""
+        """Return the complete log lines of that event so far, with these `fields` or `key=value` in the
+        message.
+        """
         *lines, _ = self._log.read_text().split("\n")
         found = (json.loads(line) for line in lines)
         return [
@@ -343,7 +345,7 @@ class Node:
         ]
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Until the condition holds; fails if it does not in time, or if the node ends."""
+        """Wait until the condition holds. Fail after a timeout, or if the node ends."""
         deadline = time.monotonic() + WAIT_S
         while not condition():
             assert self.process.poll() is None, self._log.read_text()
@@ -351,12 +353,12 @@ class Node:
             time.sleep(0.01)
 
     def pids(self, child: str) -> list[int]:
-        """Of all its starts."""
+        """Return the pids of all starts of the child."""
         said = (entry["message"] for entry in self.entries("child_started", child=child))
         return [int(found[1]) for message in said if (found := re.search(r"pid=(\d+)", message))]
 
     def end(self) -> int:
-        """By SIGTERM; its exit status."""
+        """Stop the node by SIGTERM, and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(WAIT_S)
 

@@ -23,7 +23,7 @@ GET = b"GET %s HTTP/1.1\r\nHost: n1:8080\r\n\r\n"
 
 
 class Clocked:
-    """A watch and its time, which passes in steps of a second."""
+    """A watch with a clock that advances in steps of a second."""
 
     def __init__(self, watch: NodeWatch) -> None:
         self.watch, self.now_s = watch, 1000.0
@@ -32,7 +32,7 @@ class Clocked:
         watch.tick(self.now_s)
 
     def passes(self, seconds: float, *alive: str) -> None:
-        """These children send a heartbeat every second, the others none."""
+        """Let the seconds pass. Only these children send a heartbeat every second."""
         for _ in range(int(seconds)):
             self.now_s += 1
             for child in alive:
@@ -173,7 +173,7 @@ def probed() -> Iterator[tuple[Clocked, int]]:
 
 
 def answers(node: Clocked, connection: socket.socket) -> bytes:
-    """Until the end of the connection; empty if it is closed without an answer."""
+    """Return the bytes received until the connection ends; empty if it is closed without an answer."""
     connection.setblocking(False)
     read = b""
     while True:
@@ -194,7 +194,7 @@ def answers(node: Clocked, connection: socket.socket) -> bytes:
 
 
 def asked(node: Clocked, port: int, request: bytes) -> tuple[int, str]:
-    """Status and body."""
+    """Send the request, and return the status and the body."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(request)
         head, _, body = answers(node, connection).partition(b"\r\n\r\n")

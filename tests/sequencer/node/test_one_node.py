@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def node() -> Iterator[LocalCluster]:
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     try:
         with LocalCluster(root, 1) as nodes:
             nodes.start()
@@ -37,7 +37,7 @@ def alarms(node: LocalCluster) -> set[str]:
 
 
 def flip(path: Path) -> None:
-    """In its place: a node that looks meanwhile finds the file whole."""
+    """Flip a bit in place, so that a node that reads the file meanwhile finds all of it."""
     with path.open("r+b") as file:
         (byte,) = os.pread(file.fileno(), 1, 200)
         os.pwrite(file.fileno(), bytes([byte ^ 1]), 200)
@@ -66,7 +66,7 @@ def test_corrupt_merged_log_raises_alarm_until_bytes_are_restored_or_hard_reset(
         node.wait(lambda: "log-corrupt" in alarms(node), "the alarm")
 
     def is_over() -> bool:
-        """Only the alarm of what was found stays, for a day."""
+        """Return whether `damage-found` is the only alarm left. It stays for a day."""
         return alarms(node) <= {"damage-found"}
 
     restart_damaged()
@@ -118,7 +118,9 @@ def test_message_headers_pass_from_publisher_to_subscriber(
 def test_idle_session_is_closed_after_publisher_left_and_stays_open_while_connected(
     node: LocalCluster, tmp_path: Path
 ) -> None:
-    """A leader counts the minute from its election on: that of one node stays, even if the machine stalls."""
+    """A leader counts the idle minute from its election. The leader of a single-node cluster does not change,
+    even if the machine stalls.
+    """
     options: dict[str, Any] = {"endpoints": node.endpoints, "tls": node.certificate("publisher", "quiet")}
 
     def publish_and_go() -> None:
@@ -129,7 +131,7 @@ def test_idle_session_is_closed_after_publisher_left_and_stays_open_while_connec
     publish_and_go()
     with rt.Publisher(tmp_path, "s", publisher_id="quiet~here", **options) as here:
         here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
-        # Each question costs a handshake: few are asked.
+        # Poll rarely, because each request costs a handshake.
         node.wait(
             lambda: is_closed(node, "quiet~gone"),
             "the session to be closed",

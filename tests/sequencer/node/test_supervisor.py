@@ -234,7 +234,7 @@ def test_exit_status_of_error_shows_whether_restart_can_help(error: BaseExceptio
 
 
 def supervise(*scripts: str, handover: str = "{}", **times: float) -> int:
-    """Run a supervisor here, over shell scripts; the first is `control`, the second `data`."""
+    """Run a supervisor of shell scripts in this process. The first script is `control`, the second `data`."""
     commands = {name: ("sh", "-c", script) for name, script in zip(CHILDREN, scripts, strict=False)}
     return Supervisor(commands, handover, times=RestartTimes(**times)).run()
 
@@ -397,7 +397,7 @@ def test_child_without_settings_on_stdin_exits_without_output(role: str) -> None
 
 
 def ends(pidfds: Sequence[int]) -> Iterator[bool]:
-    """Whether each process ends in time."""
+    """Yield for each process whether it ends in time."""
     for pidfd in pidfds:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)

@@ -31,6 +31,6 @@ def net(node_tls: dict[str, TLS]) -> Iterator[Net]:
 
 @pytest.fixture
 def clock() -> Iterator[Clock]:
-    """Time that goes on when a test says so."""
+    """A clock that advances when a test advances it."""
     with virtual_clock() as clock:
         yield clock

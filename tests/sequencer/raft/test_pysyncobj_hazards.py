@@ -1,8 +1,8 @@
 """Hazards of PySyncObj, each shown on PySyncObj as released, and that rt's Raft avoids them.
 
-The stock class runs as released, but for a transport that a test reads and feeds, and no thread. A test of it
-asserts that it *does* break: should a later version mend something, the test says so, and what we replace
-may shrink.
+PySyncObj runs as released, except that it has no thread and a transport that a test reads and feeds. A test
+of PySyncObj asserts that it *does* break. If a later version repairs something, its test fails, and rt may
+replace less of PySyncObj.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.transport.codec import decode, encode
 from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, decode_header
 
-# PySyncObj leaves files to the garbage collector.
+# PySyncObj leaves its files open until garbage collection.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 Message = dict[str, Any]
 NO_OP = (b"\x01", 1, 0)
-"""What the stock log begins with."""
+"""The first entry of a PySyncObj log."""
 
 
 class Recorder(Transport):
-    """Keeps what the stock class sends."""
+    """A transport that records what PySyncObj sends."""
 
     def __init__(self) -> None:
         super().__init__(None, None, ())
@@ -85,7 +85,7 @@ class Recorder(Transport):
 
 
 class Stock(SyncObj):
-    """A stock node that keeps what was added, and acknowledges as released."""
+    """A PySyncObj node that keeps the added items, and acknowledges as released."""
 
     def __init__(self, name: str = "a", members: str = "abc", **settings: Any) -> None:
         self.recorder = Recorder()
@@ -120,7 +120,7 @@ class Stock(SyncObj):
             self.doTick(0.0)
 
     def lead(self, clock: Clock) -> None:
-        """Win an election against silent peers, whose votes are fed."""
+        """Win an election with injected votes of silent peers."""
         clock.advance(2.0)
         self.tick()
         for peer in self.otherNodes:
@@ -133,7 +133,7 @@ class Stock(SyncObj):
 
 
 def acknowledged(outcomes: list[Any]) -> Callable[[Any, Any], None]:
-    """A callback that notes what was acknowledged."""
+    """Return a callback that records what was acknowledged."""
     return lambda _result, reason: outcomes.append(reason)
 
 
@@ -144,7 +144,7 @@ def ours(clock: Clock, members: int = 3, **settings: Any) -> Driven:
 
 
 def our_single(clock: Clock, **settings: Any) -> Driven:
-    """A cluster of one, which leads."""
+    """Return the leader of a single-node cluster of rt."""
     driven = Driven(clock, config_of("n1", ["n1"], bootstrap=True, **settings))
     run(driven)
     assert driven.raft.role == "leader"
@@ -163,7 +163,7 @@ def run(driven: Driven, rounds: int = 4) -> None:
 def test_pysyncobj_acknowledges_command_without_fsync(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is synced on the way to an acknowledgement: neither the mapped journal nor any file."""
+    """Neither the mapped journal nor any file is synced before an acknowledgement."""
     synced: list[str] = []
 
     class Watched(mmap.mmap):
@@ -197,7 +197,7 @@ def test_rt_keeps_acknowledged_command_after_power_cut(clock: Clock) -> None:
 
 
 def test_pysyncobj_votes_twice_in_one_term_if_vote_file_is_empty(clock: Clock, tmp_path: Path) -> None:
-    """What a power cut leaves of a file that was renamed and never synced may be empty."""
+    """A power cut may leave an empty file if the file was renamed and never synced."""
     journal = tmp_path / "journal"
     vote = {"type": "request_vote", "term": 5, "last_log_index": 9, "last_log_term": 4}
     for turn, peer in enumerate("bc"):
@@ -223,7 +223,7 @@ def test_rt_raises_corrupt_at_start_if_vote_is_lost(clock: Clock) -> None:
 def test_pysyncobj_loses_acknowledged_entries_if_killed_between_dump_and_compaction(
     clock: Clock, tmp_path: Path
 ) -> None:
-    """The state of the disk between the child's rename of the dump and the parent's compaction."""
+    """The disk is in the state between the child's rename of the dump and the parent's compaction."""
     settings = {"journalFile": str(tmp_path / "journal"), "fullDumpFile": str(tmp_path / "dump")}
     stock = Stock(members="a", **settings)
     clock.advance(2.0)
@@ -233,14 +233,14 @@ def test_pysyncobj_loses_acknowledged_entries_if_killed_between_dump_and_compact
         stock.tick(2)
     stock.forceLogCompaction()
     stock.tick()
-    # The child has renamed the dump; the parent has not waited for it yet, and goes on.
+    # The child has renamed the dump. The parent has not waited for the child yet, and continues.
     stock.private("serializer").checkSerializing = lambda: (SERIALIZER_STATE.SERIALIZING, 1)
     outcomes: list[Any] = []
     for item in "fgh":
         stock.add(item, callback=acknowledged(outcomes))
         stock.tick(2)
     assert outcomes == [FAIL_REASON.SUCCESS] * 3
-    stock.private("raftLog").flush()  # kill -9: what was written is still there.
+    stock.private("raftLog").flush()  # kill -9: written bytes survive.
     killed = tmp_path / "killed"
     killed.mkdir()
     for name in ("journal", "journal.meta", "dump"):
@@ -278,7 +278,7 @@ def test_rt_keeps_entries_after_snapshot_if_restarted_before_compaction(clock: C
 def test_pysyncobj_acknowledges_without_majority_below_stale_commit_index(
     clock: Clock, tmp_path: Path
 ) -> None:
-    """The journal's end was lost, the commit index beside it was not."""
+    """The end of the journal was lost, but the commit index stored beside it was not."""
     journal = createJournal(str(tmp_path / "journal"))
     journal.add(*NO_OP)
     journal.setCurrentTerm(1, None)
@@ -309,7 +309,7 @@ def test_rt_restarts_with_commit_index_of_its_snapshot(clock: Clock) -> None:
 
 
 class Killed(BaseException):
-    """kill -9, as code sees it."""
+    """An exception that stands for a kill -9."""
 
 
 def test_pysyncobj_loses_journal_tail_if_killed_during_compaction(
@@ -360,7 +360,7 @@ def test_rt_keeps_log_tail_after_power_cut_at_any_point_of_compaction(clock: Clo
 
 
 def dump(stock: Stock, items: list[str], index: int, term: int) -> bytes:
-    """A stock snapshot of these items that covers the log up to `index`."""
+    """Return a PySyncObj snapshot of these items that covers the log up to `index`."""
     entries = [stock.entry("-", at, term) for at in (index, index - 1)]
     return gzip.compress(pickle.dumps(({"items": items}, *entries, set()), 2))
 
@@ -406,7 +406,7 @@ def test_rt_neither_installs_nor_starts_with_corrupt_snapshot(clock: Clock) -> N
 
 
 def test_pysyncobj_applies_uncommitted_tail_after_empty_snapshot_chunk(clock: Clock) -> None:
-    """Fatal where every node is to build the same bytes: even an empty chunk does it."""
+    """This is fatal if every node must build the same bytes. Even an empty chunk causes it."""
     stock = Stock()
     stock.append(1, (1, 0), [stock.entry(item, at, 1) for at, item in enumerate("xyz", 2)], 1)
     stock.hear("c", type="append_entries", term=2, commit_index=4, serialized=None)
@@ -486,7 +486,7 @@ def test_rt_keeps_all_entries_after_late_append(clock: Clock) -> None:
 
 
 def test_pysyncobj_counts_acknowledgement_of_earlier_term(clock: Clock) -> None:
-    """It does not say of which term it is: what stood at that index then has been cut since."""
+    """The acknowledgement does not contain its term. The entry at that index has been cut since then."""
     stock = Stock()
     stock.lead(clock)
     for item in ("old", "older"):
@@ -554,7 +554,9 @@ def test_rt_counts_repeated_vote_of_one_voter_once(clock: Clock) -> None:
 
 
 def test_pysyncobj_finishes_large_command_before_its_last_piece(clock: Clock) -> None:
-    """The pickled entry is longer than the command, and the last piece is told by the command's length."""
+    """The pickled entry is longer than the command, and PySyncObj detects the last piece by the length of the
+    command.
+    """
     leader = Stock(appendEntriesBatchSizeBytes=100)
     leader.lead(clock)
     leader.hear("b", type="next_node_idx", next_node_idx=leader.index() + 1, reset=False, success=True)
@@ -665,7 +667,7 @@ def test_rt_applies_repeated_forwarded_command_once(clock: Clock) -> None:
 
 
 class StillPoller:
-    """A poller that a test asks for events itself."""
+    """A poller with events that a test triggers itself."""
 
     def subscribe(self, descriptor: int, callback: Callable[[int, int], None], _mask: int) -> None:
         self.event = lambda: callback(descriptor, POLL_EVENT_TYPE.READ)
@@ -678,7 +680,7 @@ class StillPoller:
 def ends(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[TcpConnection, StillPoller, socket.socket]]:
-    """A stock connection, its poller, and the socket at the other end."""
+    """Yield a PySyncObj connection, its poller, and the socket at the other end."""
     monkeypatch.setattr(pysyncobj.tcp_connection, "monotonicTime", lambda: clock.now)
     near, far = socket.socketpair()
     near.setblocking(False)
@@ -693,9 +695,10 @@ def ends(
 def test_pysyncobj_closes_idle_connection_and_loses_first_vote_request(
     clock: Clock, ends: tuple[TcpConnection, StillPoller, socket.socket]
 ) -> None:
-    """Followers say nothing to each other: the first request_vote of an election is lost with the link.
+    """Followers send nothing to each other, so the first request_vote of an election is lost with the
+    connection.
 
-    That ours keeps a quiet link by pings is shown in test_raft_connections.
+    test_raft_connections shows that rt keeps an idle connection open by pings.
     """
     connection, _, far = ends
     clock.advance(4.0)
@@ -705,7 +708,7 @@ def test_pysyncobj_closes_idle_connection_and_loses_first_vote_request(
 
 
 class MakesDirectory:
-    """Pickled, a call of os.mkdir."""
+    """An object with a pickle that calls os.mkdir when it is loaded."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -722,7 +725,7 @@ def stock_frame(message: Any) -> bytes:
 def test_pysyncobj_executes_pickle_of_unidentified_peer(
     ends: tuple[TcpConnection, StillPoller, socket.socket], tmp_path: Path
 ) -> None:
-    """Before it has asked who that is."""
+    """PySyncObj loads the pickle before it has identified the peer."""
     _, poller, far = ends
     far.send(stock_frame(MakesDirectory(str(tmp_path / "made by a stranger"))))
     poller.event()
@@ -744,7 +747,7 @@ def test_pysyncobj_executes_pickle_in_forwarded_command(clock: Clock, tmp_path: 
 def test_rt_never_unpickles_received_bytes(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames, commands and snapshots: nothing that arrives is ever unpickled."""
+    """Neither frames nor commands nor snapshots are ever unpickled."""
     pickled = pickle.dumps(MakesDirectory(str(tmp_path / "made")), 2)
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, None)
@@ -776,7 +779,9 @@ def stock_frame_of(pickled: bytes) -> bytes:
 def test_pysyncobj_applies_command_after_storage_failure(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread logs the error and ticks again: what was not kept is in memory, and is acknowledged."""
+    """PySyncObj's thread logs the error and ticks again. The entry was not stored, but it is in memory and is
+    acknowledged.
+    """
     stock = Stock(members="a")
     clock.advance(2.0)
     stock.tick(2)
@@ -806,7 +811,9 @@ def test_rt_raises_storage_failed_without_applying_if_sync_fails(clock: Clock) -
 
 
 def test_commands_of_disk_of_non_member_are_not_applied(clock: Clock) -> None:
-    """Stock takes commands from whoever connects as "readonly"; here the log itself says who may."""
+    """PySyncObj accepts commands from any peer that connects as "readonly". In rt the log itself decides
+    which disks are accepted.
+    """
     state = initial_state(b"c" * 16, 1, {"n1": disk_id("n1")})
     applied = state.apply(RaftEntry(encode_commands(disk_id("stranger"), 1, 1, 1, [b"x"]), 2, 1))
     assert applied is not None

@@ -1,8 +1,8 @@
 """The private PySyncObj members that rt overrides or uses are unchanged since they were reviewed.
 
-`hardened` and `stock` lean on the text of one version. Every member they override or use, and every one that
-then runs on the way of `_onTick` without having been replaced, is kept in pinned.txt with a hash of its
-source. After an upgrade the test names what changed: read it, decide, then `pytest --rewrite`.
+Our class relies on the source of one PySyncObj version. The file pinned.txt lists every member that our class
+overrides or uses, and every method that `_onTick` then runs without a replacement, with a hash of its source.
+After an upgrade the test names the changed members: read them, decide, then run `pytest --rewrite`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HEAD = """\
 
 
 def mangled(name: str) -> str:
-    """A name as it stands in a class called SyncObj."""
+    """Return the mangled form of a private name in a class called SyncObj."""
     return f"_SyncObj{name}" if name.startswith("__") and not name.endswith("__") else name
 
 
@@ -54,7 +54,7 @@ def parsed(member: Any) -> ast.AST:
 
 
 def plain(member: Any) -> Any:
-    """The function behind a method or a property."""
+    """Return the function behind a method or a property."""
     return member.fget if isinstance(member, property) else member
 
 
@@ -69,7 +69,7 @@ def of_self(tree: ast.AST) -> Iterator[str]:
 
 
 def called_on_self(tree: ast.AST) -> Iterator[str]:
-    """Methods that are called, not those that are only handed on as callbacks; and properties."""
+    """Yield properties and called methods of `self`, but not methods that are only passed on as callbacks."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from of_self(ast.Expr(node.func)) if isinstance(node.func, ast.Attribute) else ()
@@ -93,7 +93,9 @@ def assigned(tree: ast.AST) -> Iterator[str]:
 
 
 def from_pysyncobj(tree: ast.AST, module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Classes and functions of PySyncObj that code in `module` names, by the last part of their names."""
+    """Yield the PySyncObj classes and functions that code in `module` refers to, with the last part of their
+    names.
+    """
     for node in ast.walk(tree):
         name, found = "", None
         if isinstance(node, ast.Name):
@@ -112,26 +114,28 @@ def _resolved(dotted: str) -> Any:
     return found
 
 
-# --- What is leaned on -----------------------------------------------------------------------------------
+# --- What rt relies on -----------------------------------------------------------------------------------
 
 
 @cache
 def overridden() -> set[str]:
-    """Names that our class and the stock class both define."""
+    """Return the names that both our class and PySyncObj's class define."""
     both = OURS.__dict__.keys() & STOCK.__dict__.keys()
     return {name for name in both if name == "__init__" or not name.endswith("__")}
 
 
 @cache
 def used() -> set[str]:
-    """Stock methods and properties that our class names without replacing them."""
+    """Return the methods and properties of PySyncObj that our class refers to without replacing them."""
     names = set(of_self(parsed(OURS)))
     return {name for name in names if name in STOCK.__dict__} - overridden()
 
 
 @cache
 def running() -> set[str]:
-    """Stock methods that run when ours does: what we call, and what `__init__` and `_onTick` call in turn."""
+    """Return the PySyncObj methods that run when our class runs: the methods that we call, and what
+    `__init__` and `_onTick` call in turn.
+    """
     todo = [*used(), "_onTick", *called_on_super(parsed(OURS))]
     found: set[str] = set()
     while todo:
@@ -146,7 +150,9 @@ def running() -> set[str]:
 
 @cache
 def helpers() -> dict[str, Any]:
-    """Classes and functions of PySyncObj beside `SyncObj` that our modules or that stock code names."""
+    """Return the PySyncObj classes and functions besides `SyncObj` that our modules or the running PySyncObj
+    methods refer to.
+    """
     trees: list[tuple[ast.AST, ModuleType]] = [
         (ast.parse(inspect.getsource(module)), module) for module in (core, pysyncobj_adapter)
     ]
@@ -155,7 +161,7 @@ def helpers() -> dict[str, Any]:
 
 
 def pins() -> dict[str, str]:
-    """Each member with how we lean on it, and the hash of its source."""
+    """Return each member, with the way in which we rely on it, and the hash of its source."""
     lines: dict[str, Any] = {}
     for name in overridden() | running():
         how = "replaced" if name in overridden() else "runs"
@@ -170,13 +176,13 @@ def pins() -> dict[str, str]:
 
 
 def kept() -> dict[str, str]:
-    """What pinned.txt holds."""
+    """Return the content of pinned.txt."""
     lines = [line for line in PINNED.read_text().splitlines() if not line.startswith("#")]
     return {name: digest for digest, name in (line.split(" ", 1) for line in lines)}
 
 
 def differences(found: dict[str, str], read: dict[str, str]) -> dict[str, list[str]]:
-    """What to read again, and why; nothing if all is as it was."""
+    """Return the members to review again, by reason; empty if nothing has changed."""
     told = {
         "changed in PySyncObj": [name for name in found if found[name] != read.get(name, found[name])],
         "leaned on, and never read": sorted(found.keys() - read.keys()),
@@ -206,7 +212,7 @@ def test_changed_added_and_unused_pysyncobj_members_are_reported(monkeypatch: py
 
 
 def test_pysyncobj_members_in_use_are_found() -> None:
-    """The derivation itself: some members that it must not miss, and some that must not run."""
+    """Check the derivation itself: it must find some known members, and some known members must not run."""
     runs = running()
     assert {"_onTick", "__init__", "_applyCommand", "_checkCommandsToApply", "addOnTickCallback"} <= runs
     assert {"_SyncObj__onBecomeLeader", "_SyncObj__setState", "_SyncObj__getEntries"} <= runs
@@ -239,7 +245,7 @@ def test_pysyncobj_is_imported_only_by_core_and_adapter_modules() -> None:
 
 
 def test_private_methods_override_pysyncobj_methods_with_same_parameters() -> None:
-    """A private method of ours that the stock class has not would never be called."""
+    """A private method of ours would never be called if PySyncObj's class did not have it."""
     private = {
         name for name in OURS.__dict__ if name.startswith("_SyncObj__") and callable(OURS.__dict__[name])
     }
@@ -251,7 +257,7 @@ def test_private_methods_override_pysyncobj_methods_with_same_parameters() -> No
 
 
 def test_private_attributes_exist_in_pysyncobj() -> None:
-    """One that the stock constructor does not make would be a second truth."""
+    """PySyncObj would not use an attribute that its own constructor does not create."""
     private = {name for name in of_self(parsed(OURS)) if name.startswith("_SyncObj__")}
     made = set(assigned(parsed(STOCK.__init__)))
     assert private - set(STOCK.__dict__) <= made
@@ -308,7 +314,7 @@ def forbid_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in serializer.__dict__ if not name.startswith("__")]:
         monkeypatch.setattr(serializer, name, forbidden(name))
     for name in ("add", "clear", "deleteEntriesFrom", "deleteEntriesTo", "setCurrentTerm"):
-        if name != "add":  # The constructor puts its first entry into a journal in memory, which is dropped.
+        if name != "add":  # The constructor adds its first entry to a temporary memory journal.
             monkeypatch.setattr(pysyncobj.journal.MemoryJournal, name, forbidden(name))
     unreached = set(STOCK.__dict__) - running() - overridden()
     for name in unreached:
@@ -319,7 +325,9 @@ def forbid_stock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pickling_forking_or_unreviewed_pysyncobj_code_never_runs(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elections, commands, snapshots, an install, a join, restarts: with all of it forbidden."""
+    """Elections, commands, snapshots, an install, a join and restarts run while all such code is
+    forbidden.
+    """
     forbid_stock(monkeypatch)
     cluster = Lockstep(clock, snapshot_ms=50, keep_entries=1)
     leader = cluster.lead()
@@ -344,7 +352,7 @@ def test_pickling_forking_or_unreviewed_pysyncobj_code_never_runs(
 
 
 def test_pysyncobj_snapshot_loading_raises_assertion_error() -> None:
-    """Whatever should come to call it."""
+    """It fails for any caller."""
     method = OURS.__dict__["_SyncObj__loadDumpFile"]
     with pytest.raises(AssertionError, match="not PySyncObj's"):
         method(None, clearJournal=True)
@@ -357,7 +365,7 @@ def test_unsupported_pysyncobj_version_raises_import_error(monkeypatch: pytest.M
 
 
 def _import_again(name: str) -> ModuleType:
-    """Run a module's code anew, in a module of its own."""
+    """Run a module's code again, in a new module object."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.loader is not None

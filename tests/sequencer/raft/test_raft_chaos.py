@@ -32,7 +32,7 @@ FAULTS = {"kill", "power", "pause", "cut", "hold", "delay", "reset", "hand_over"
 
 
 def run_chaos(root: Path, *, nodes: int, strikes: int, seed: int) -> set[str]:
-    """Which kinds of faults there were."""
+    """Run a chaos test, and return the kinds of faults that occurred."""
     outcome = Chaos(root, nodes=nodes, strikes=strikes, rest_s_max=0.7, seed=seed, say=said).run()
     said(str(outcome))
     assert not outcome.problems, outcome
@@ -55,7 +55,7 @@ def command_line(pid: int) -> str:
 
 @pytest.mark.slow
 def test_cluster_of_three_keeps_guarantees_under_all_kinds_of_faults(tmp_path: Path) -> None:
-    """The seed draws each kind twice at least. `python -m chaos.run` lives for longer."""
+    """The seed draws each kind at least twice. `python -m chaos.run` runs longer."""
     assert run_chaos(tmp_path, nodes=3, strikes=24, seed=11) >= FAULTS
 
 
@@ -106,7 +106,7 @@ def test_unsynced_raft_log_is_detected_after_power_cut(tmp_path: Path) -> None:
                 cluster.start(name)
             wait_for(lambda: all(status["index"] > before.commands for status in cluster.statuses()))
         except ProcessEnded:
-            return  # A node saw it itself: what its disk says cannot be.
+            return  # A node itself detected that the state of its disk is impossible.
     assert check_lives({name: cluster.out(name) for name in cluster.names}, is_settled=False).problems
 
 
@@ -297,11 +297,11 @@ def test_power_cut_ignores_torn_journal_record(tmp_path: Path) -> None:
     assert both.left() == {"a": b"A" * 10 + b"|"}
 
 
-# --- checks: each line that is wrong is found
+# --- checks: they find each wrong line
 
 
 def lives_of(root: Path) -> dict[str, Path]:
-    """Two nodes; the first had two lives, and skipped ahead in the second."""
+    """Write the output of two nodes. The first node had two runs, and skipped ahead in the second run."""
     texts = {
         "n1/applied.1": f"restore 0 {NO_CHAIN}\n1 n1.1.0.1 c1\n2 n2.1.0.1 c2\n3 n1.1",
         "n1/acked.1": "1 n1.1.0.1\n",

@@ -80,7 +80,9 @@ CLAIMS = st.builds(DiskClaim, IDS, PLACES)
 
 
 def in_order(message: RequestVote | InstallSnapshot) -> RequestVote | InstallSnapshot:
-    """Nobody speaks of a later term than the one it speaks in."""
+    """Return the message with a term that is at least the term of its log index, as in every valid
+    message.
+    """
     place = message.last if isinstance(message, RequestVote) else message.snapshot
     return message._replace(term=max(message.term, place.term))
 
@@ -126,7 +128,7 @@ MESSAGES = st.one_of(
 
 
 def parts(message: Message | Hello) -> tuple[int, bytearray]:
-    """Kind and body of a message's frame, to be changed."""
+    """Return the kind and the body of a message's frame. The body can be changed."""
     frame = b"".join(encode(message, 1))
     return decode_header(frame).kind, bytearray(frame[FRAME_HEADER_BYTES:])
 
@@ -180,7 +182,7 @@ def check_total(kind: int, body: bytes) -> None:
         message = decode(kind, body)
     except FormatError:
         return
-    # Whatever passes is canonical: it has these bytes and no others, and encode finds it within its bounds.
+    # Every accepted message is canonical: it encodes to exactly these bytes, within the bounds of `encode`.
     encoded = b"".join(encode(message, 1))[FRAME_HEADER_BYTES:]
     assert encoded == (body[: len(encoded)] if isinstance(message, Hello) else body)
 
@@ -294,7 +296,7 @@ def test_members_agree_on_latest_common_version(
         frame = hello_of(monkeypatch, *there)
         monkeypatch.setattr(codec, "VERSIONS", VersionRange(*here))
         assert decode_header(frame).kind == FrameKind.HELLO
-        for more in (b"", bytes(HELLO_REST_BYTES_MAX - 2)):  # A newer program may say more.
+        for more in (b"", bytes(HELLO_REST_BYTES_MAX - 2)):  # A newer program may send more.
             body = frame[FRAME_HEADER_BYTES:] + more * (len(frame) > FRAME_HEADER_BYTES + 57)
             assert decode(FrameKind.HELLO, body) == EXAMPLES[0]
             assert version_with(body, "n2") == common

@@ -18,7 +18,7 @@ from sequencer.raft.model.messages import Forward
 from sequencer.raft.transport import codec
 from sequencer.raft.transport import mesh as mesh_module
 
-# --- ends and beginnings ----------------------------------------------------------------------------------
+# --- connections that end and start -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "other"), [("n1", "n2"), ("n2", "n1")])
@@ -127,7 +127,7 @@ def test_close_from_callback_closes_mesh_and_may_be_repeated(net: Net) -> None:
 
 
 class Proxy:
-    """Carries bytes between those who connect to it and a port, until it is cut; polled by the driver."""
+    """Forwards bytes between its clients and a port until it is cut. The driver polls it."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -186,7 +186,7 @@ def test_pings_keep_idle_connection_open(net: Net, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(mesh_module, "time", clock)
     net.extra.append(clock.advance)
     _, _, first_inbox, second_inbox = net.pair(ping_s=0.02, silence_s=0.4)
-    until_s = clock.now_s + 0.8  # twice the silence that would end it
+    until_s = clock.now_s + 0.8  # twice the silence timeout
     net.drive(lambda: clock.now_s > until_s)
     assert first_inbox.count("down") == second_inbox.count("down") == 0
 
@@ -199,7 +199,7 @@ def test_bytes_received_during_process_pause_prevent_silence_timeout(
     net.extra.append(clock.advance)
     first, second = net.mesh("n1", silence_s=0.2), net.mesh("n2", ping_s=0.02)
     net.drive(lambda: first.connected and second.connected)
-    until_s = clock.now_s + 0.4  # twice the silence that first allows
+    until_s = clock.now_s + 0.4  # twice the silence timeout of `first`
     net.drive(lambda: clock.now_s > until_s, second)
     heard_s = first._up["n2"].received_s
     net.drive(lambda: first._up["n2"].received_s > heard_s)
@@ -244,7 +244,7 @@ def test_non_reading_peer_is_disconnected_when_its_outbox_is_full(net: Net) -> N
         first.flush()
     assert (
         first._timing.due_of(first._up["n2"]) > first._up["n2"].sent_s + 1
-    )  # no ping is due that could not leave
+    )  # no ping is due, because it could not be sent
     while first.send("n2", Forward(bytes(1 << 20))):
         first.flush()
     assert not first.connected

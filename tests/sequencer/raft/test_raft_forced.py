@@ -43,7 +43,9 @@ def all_in(cluster: Lockstep, epoch: int) -> bool:
 
 
 def leave_one(cluster: Lockstep, *, settle_s: float = 1.0) -> tuple[Member, str, str]:
-    """Kill all but the leader, and put a blank disk into the next one: who is left, and the two others."""
+    """Kill all nodes but the leader, and wipe the disk of one. Return the remaining member, then the names of
+    the wiped node and of the other one.
+    """
     left = cluster.lead().name
     blank, other = (name for name in cluster.members if name != left)
     for name in (blank, other):
@@ -57,11 +59,11 @@ def force(member: Member, command: bytes = b"forced") -> None:
     assert member.node.force(command) is None
 
 
-# Two of them
+# Two forced epochs
 
 
 def two_islands(cluster: Lockstep) -> tuple[str, str]:
-    """n1 is forced with a blank n2 and goes on; then n3, which was away, with another blank n2."""
+    """Force n1 with a blank n2, and continue. Then force n3, which was offline, with another blank n2."""
     cluster.commit(b"one")
     cluster.converge()
     for name in ("n2", "n3"):
@@ -144,7 +146,7 @@ def test_blank_disk_named_by_two_rival_epochs_follows_only_one(clock: Clock) -> 
 
 
 def test_blank_node_answers_leaders_of_only_one_epoch_at_a_time(clock: Clock) -> None:
-    """Two leaders in one term would be the end of it."""
+    """Otherwise the node would answer two leaders in one term."""
     driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
     for peer, line in (("n2", 5), ("n3", 6)):
         driven.wire.link(peer, Hello(b"the one cluster.", epoch_of(FORCED, line), claim_of(peer)))
@@ -174,7 +176,7 @@ def test_full_disk_delays_forced_epoch_without_changing_its_state(clock: Clock) 
 
     left.node._snapshots.write = write  # type: ignore[method-assign]
     force(left)
-    force(left)  # As it is asked for until it is done.
+    force(left)  # The request is repeated until it is done.
     assert isinstance(left.node.force(b"another"), NoMajority)
     cluster.run(lambda: all_in(cluster, FORCED), seconds=30)
     assert len({args[1] for args in tried}) == 1, "one epoch, and one state of it"
@@ -240,7 +242,9 @@ def test_force_returns_no_majority_during_committed_reset(clock: Clock) -> None:
 
 
 def test_power_cut_while_entering_forced_epoch_loses_no_data(clock: Clock) -> None:
-    """Cut at every change of a file: the node is in the old epoch, or in the forced one with all it had."""
+    """Cut the power at every change of a file. Afterwards the node is in the old epoch, or in the forced
+    epoch with all its data.
+    """
 
     def begin(disk: MemoryDisk) -> Driven:
         driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"], segment_bytes=512), disk)
@@ -293,7 +297,7 @@ def test_power_cut_while_entering_forced_epoch_loses_no_data(clock: Clock) -> No
     assert sweep(run, check, prepare=prepare, recover=recover, seeds=range(1), recover_cuts=1) > 50
 
 
-# Who follows
+# Nodes that follow
 
 
 def test_uncounted_disk_follows_forced_epoch_even_if_ahead_in_old_epoch(clock: Clock) -> None:
@@ -306,7 +310,7 @@ def test_uncounted_disk_follows_forced_epoch_even_if_ahead_in_old_epoch(clock: C
     cluster.commit(*[b"%d" % at for at in range(20)], via=lead)
     cluster.idle(1)
     cluster.wipe(other)
-    cluster.idle(3)  # It has the leader's snapshot, and nobody could admit it.
+    cluster.idle(3)  # It has the leader's snapshot, but no majority could admit it.
     ahead = cluster.members[other].status
     assert ahead.applied > cluster.members[behind].status.applied
     assert ahead.role == "joining"
@@ -342,7 +346,7 @@ def test_stale_state_chunk_is_ignored_and_state_is_requested_again(clock: Clock,
 
 
 def test_useless_state_chunks_trigger_no_immediate_request(clock: Clock) -> None:
-    """A peer that sends them would be asked as fast as it answers."""
+    """Otherwise a peer that sends such chunks would be asked as fast as it answers."""
     driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
     driven.adopt()
     for peer in ("n2", "n3"):
@@ -368,7 +372,7 @@ def test_useless_state_chunks_trigger_no_immediate_request(clock: Clock) -> None
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """States take many pieces, and longer than from one snapshot to the next."""
+    """Split states into many chunks, so that a transfer takes longer than the time between two snapshots."""
     for module in (state_transfer, bootstrap):
         monkeypatch.setattr(module, "CHUNK_BYTES_MAX", 64)
 
@@ -462,7 +466,7 @@ def test_single_node_cluster_grows_to_three_with_all_commands_by_forced_epoch(cl
     cluster = Lockstep(clock, ["n1"])
     cluster.commit(b"one")
     cluster.names, cluster.generations = ["n1", "n2", "n3"], dict.fromkeys(("n1", "n2", "n3"), 0)
-    cluster.isolate("n1")  # It refuses who is no member.
+    cluster.isolate("n1")  # n1 rejects nodes that are not members.
     for name in ("n2", "n3"):
         cluster.start(name)
     cluster.idle(3)
@@ -491,7 +495,7 @@ def test_force_on_growing_single_node_returns_no_majority_without_another_node(c
     cluster.idle(3)
     assert isinstance(cluster.members["n1"].node.force(b"forced"), NoMajority)
     cluster.names = ["n1"]
-    cluster.restart("n1")  # As before: nothing has happened.
+    cluster.restart("n1")  # Nothing has changed.
     cluster.commit(b"two")
     assert cluster.members["n1"].commands == [b"one", b"two"]
 

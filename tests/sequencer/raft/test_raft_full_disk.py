@@ -35,7 +35,7 @@ from sequencer.raft.model.messages import (
 def test_node_continues_after_enospc_in_log_compaction_and_compacts_later(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V18: a log that could not be shortened ended the process."""
+    """V18: the process ended if the log could not be shortened."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, segment_bytes=300)
     leader = cluster.lead()
     remove = leader.disk.remove
@@ -97,7 +97,7 @@ def _installed_from_n2(driven: Driven, content: bytes) -> None:
 def test_node_with_full_disk_is_not_leader_and_logs_every_occurrence(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V8: it called itself leader for hours, and a second full disk in one run was not logged."""
+    """V8: the node reported itself as leader for hours, and a second full disk in one run was not logged."""
     caplog.set_level(logging.INFO, "sequencer.raft")
     seen: list[tuple[str, str | None, bool]] = []
 

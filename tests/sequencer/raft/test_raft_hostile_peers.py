@@ -61,7 +61,7 @@ from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, decode_header
 )
 @pytest.mark.parametrize("term", [2**63 - 1, TERMS_AHEAD_MAX + 3])
 def test_message_with_term_far_ahead_is_ignored(clock: Clock, nonsense: Any, term: int) -> None:
-    """V7: the greatest term was adopted, and kept: nobody could ask for a later one, ever again."""
+    """V7: the node adopted and stored the greatest term, so no candidate could ever use a later one."""
     driven = member(clock)
     own = driven.lead()
     driven.hear("n2", nonsense._replace(term=term))
@@ -80,14 +80,18 @@ def test_message_with_term_far_ahead_is_ignored(clock: Clock, nonsense: Any, ter
     ids=lambda message: type(message).__name__,
 )
 def test_message_with_log_index_of_later_term_raises_format_error(message: Message) -> None:
-    """V22: a chunk of a small term brought the greatest one with its snapshot, which was adopted."""
+    """V22: a chunk with a small term contained a snapshot index with the greatest term, and the node adopted
+    that term.
+    """
     frame = b"".join(encode(message, 1))
     with pytest.raises(FormatError, match="term"):
         decode(decode_header(frame).kind, frame[FRAME_HEADER_BYTES:])
 
 
 def test_leader_replacing_its_own_entries_raises_diverged_on_follower(clock: Clock) -> None:
-    """V22: the commit index went beyond the log, the loop never waited, and what came later was committed."""
+    """V22: the commit index passed the end of the log, the loop never waited, and later entries were
+    committed.
+    """
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([3, 3, 3, 3]), commit=1)
     with pytest.raises(Diverged, match="replaced its own entries"):
@@ -95,7 +99,9 @@ def test_leader_replacing_its_own_entries_raises_diverged_on_follower(clock: Clo
 
 
 def test_second_leader_in_same_term_raises_diverged_on_follower(clock: Clock) -> None:
-    """V22: only a leader noticed; a follower changed sides, and cut what it had acknowledged."""
+    """V22: only a leader noticed it. A follower changed to the other leader, and cut entries that it had
+    acknowledged.
+    """
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([3]), commit=1, peer="n2")
     with pytest.raises(Diverged, match="two leaders"):
@@ -103,7 +109,7 @@ def test_second_leader_in_same_term_raises_diverged_on_follower(clock: Clock) ->
 
 
 def _pack(disk: bytes, run: int, sequence: int, floor: int) -> bytes:
-    """A pack's bytes, also such as `encode_commands` refuses to make."""
+    """Return a pack's bytes, including packs that `encode_commands` refuses to make."""
     content = bytearray(encode_commands(disk, run, 1, 1, [b"forged"]))
     content[32:48] = sequence.to_bytes(8, "little") + floor.to_bytes(8, "little")
     return bytes(content)
@@ -119,7 +125,9 @@ def _pack(disk: bytes, run: int, sequence: int, floor: int) -> bytes:
     ],
 )
 def test_leader_appends_only_forwarded_commands_of_peers_own_disk(clock: Clock, content: bytes) -> None:
-    """V6: joins unseated every disk, forged packs silenced a member, a floor of 1 kept outcomes for ever."""
+    """V6: joins displaced every disk, forged packs blocked a member, and a floor of 1 kept outcomes
+    indefinitely.
+    """
     driven = member(clock)
     driven.lead()
     last = driven.log.last
@@ -130,7 +138,7 @@ def test_leader_appends_only_forwarded_commands_of_peers_own_disk(clock: Clock, 
 
 
 def test_copied_disk_with_commands_of_later_run_raises_diverged(clock: Clock) -> None:
-    """V6: what it proposed was a no-op for ever, and proposed again as fast as it was committed."""
+    """V6: its proposals were no-ops indefinitely, and were proposed again as fast as they were committed."""
     driven = member(clock)
     driven.append(2, INITIAL)
     driven.propose(b"mine")
@@ -141,7 +149,7 @@ def test_copied_disk_with_commands_of_later_run_raises_diverged(clock: Clock) ->
 
 
 def test_rolled_back_disk_with_repeated_sequences_raises_diverged(clock: Clock) -> None:
-    """V12: its run and its sequences came again; its commands were no-ops for ever."""
+    """V12: its run and its sequences were repeated, and its commands were no-ops indefinitely."""
     driven = member(clock)
     packs = [encode_commands(disk_id("n1"), driven.node.proposals._run, at, 1, [b"former"]) for at in (1, 2)]
     driven.append(2, INITIAL, [RaftEntry(pack, at, 2) for at, pack in enumerate(packs, 2)], commit=3)
@@ -168,7 +176,9 @@ def _install(driven: Driven, former: Driven, _entry: RaftEntry) -> None:
 def test_commands_proposed_before_disk_rollback_do_not_complete_new_ones(
     clock: Clock, learn: Callable[[Driven, Driven, RaftEntry], None], draw: bytes
 ) -> None:
-    """X1: on a disk that was rolled back, a command was done when another of the same ordinals was."""
+    """X1: after a rollback of the disk, a command completed when another command with the same ordinals
+    completed.
+    """
 
     def life_on(disk: MemoryDisk, draw: bytes) -> tuple[Driven, Future[int], bytes]:
         one = Driven(clock, config_of("n1", NAMES[:3]), disk, cluster=draw)
@@ -198,7 +208,9 @@ def test_commands_proposed_before_disk_rollback_do_not_complete_new_ones(
 def test_disk_with_lost_acknowledged_entries_is_no_longer_counted(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V12: its former word went on counting, it was probed for ever at the same place, without a line."""
+    """V12: its former acknowledgements still counted, and it was probed indefinitely at the same index,
+    without a log line.
+    """
     driven = member(clock)
     term = driven.lead()
     driven.propose(*[b"%d" % at for at in range(3)])
@@ -218,7 +230,7 @@ def test_disk_with_lost_acknowledged_entries_is_no_longer_counted(
     driven.step()
     driven.acknowledge("n2", last + 1)
     driven.step()
-    assert driven.status.committed == last  # n1 and a disk that nobody can rely on are no majority.
+    assert driven.status.committed == last  # n1 and an unreliable disk are no majority.
     driven.acknowledge("n3", last + 1)
     driven.step()
     assert driven.status.committed == last + 1

@@ -163,7 +163,7 @@ def test_unrelated_files_do_not_prevent_new_identity() -> None:
     assert disk.paths() == [f"{DIRECTORY}/{name}" for name in ("identity", "lock", "lost+found")]
 
 
-# --- Damage ----------------------------------------------------------------------------------------------
+# --- Corruption ------------------------------------------------------------------------------------------
 
 
 def test_flipped_bit_in_identity_raises_corrupt() -> None:
@@ -205,7 +205,7 @@ def test_unknown_version_or_flags_raise_unknown_version(offset: int, value: int)
         (84, b"x"),
         (96, b"\xff"),
         (96, b"/"),
-        (223, b"x"),  # behind the name
+        (223, b"x"),  # after the name
         (511, b"x"),
     ],
 )
@@ -252,7 +252,9 @@ def test_failed_read_raises_storage_failed_and_keeps_identity(operation: str) ->
 
 
 def check(disk: MemoryDisk, log: Log) -> None:
-    """The newest promised identity or the one that was being written is there, and the next run is new."""
+    """Check that the disk has the newest promised identity or the identity that was being written, and that
+    the next run is new.
+    """
     found = open_on(disk, lambda: b"another disk id.")
     assert disk.paths() == [PATH]
     if log:

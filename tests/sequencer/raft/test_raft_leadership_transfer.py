@@ -46,7 +46,7 @@ def member(clock: Clock, members: int = 3) -> Driven:
 
 
 def leader(clock: Clock, members: int = 3) -> Driven:
-    """A leader of the whole log, which nobody has acknowledged."""
+    """Return a leader with a log that no other member has acknowledged."""
     driven = member(clock, members)
     driven.lead()
     return driven
@@ -58,7 +58,7 @@ def begin(node: Member, seconds: float = 1.0) -> Future[bool]:
     return done
 
 
-# --- Whom to call ----------------------------------------------------------------------------------------
+# --- Choice of the member --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_transfer_chooses_member_with_whole_log_only_once(
     assert wish.choose({"n2": 7, "n3": 7}, 7) is None
 
 
-# --- A leader that hands over: section 3.10 --------------------------------------------------------------
+# --- A leader that transfers leadership: section 3.10 ----------------------------------------------------
 
 
 def test_leader_sends_timeout_now_after_member_acknowledges_whole_log(clock: Clock) -> None:
@@ -182,11 +182,11 @@ def test_wait_of_idle_loop_ends_at_transfer_deadline(clock: Clock) -> None:
     assert driven.node.wait_s() <= 0.01
 
 
-# --- A member that is called -----------------------------------------------------------------------------
+# --- A member that receives TimeoutNow -------------------------------------------------------------------
 
 
 def follower(clock: Clock) -> Driven:
-    """Follows n2 in term 3, and has all of its log."""
+    """Return a follower of n2 in term 3 with all of n2's log."""
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([2, 3]), commit=3)
     return driven

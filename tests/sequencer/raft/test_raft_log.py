@@ -132,7 +132,7 @@ def test_changes_without_effect_leave_log_clean() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
-    """Changes that may follow each other, with syncs, compactions and reopenings among them."""
+    """Draw a valid sequence of changes, with syncs, compactions and reopenings."""
     model, synced, history = Model(), Model(), []
     names = ["append", "extend", "set_term", "truncate", "reset", "sync", "roll", "compact", "reopen"]
     for name in draw(st.lists(st.sampled_from(names), max_size=40)):
@@ -171,7 +171,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 def test_log_matches_list_model_through_any_history(
     history: list[tuple[Any, ...]], fills: list[int], has_spares: bool
 ) -> None:
-    """However much is filled, and though that changes from one run to the next."""
+    """The size of the fill may be any, and may differ from one run to the next."""
     disk = MemoryDisk()
     filled = itertools.cycle(fills)
     log, model, synced = opened(disk, fill_bytes=next(filled)), Model(), Model()

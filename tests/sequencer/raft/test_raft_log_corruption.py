@@ -13,7 +13,7 @@ from sequencer.raft.storage.log_format import GROUP_HEADER_BYTES, SEGMENT_HEADER
 
 
 def is_damaged(disk: MemoryDisk) -> Corrupt | None:
-    """What opening says; where it is damage, no file has changed."""
+    """Open the log, and return its error if it is corrupt. In that case no file has changed."""
     before = contents(disk)
     try:
         opened(disk).close()
@@ -26,7 +26,7 @@ def is_damaged(disk: MemoryDisk) -> Corrupt | None:
 @pytest.mark.parametrize("fill", [0, 1500])
 @pytest.mark.parametrize("name", ["log.1", "log.2"])
 def test_flipped_bit_in_synced_bytes_raises_corrupt(name: str, fill: int) -> None:
-    """In all of a segment that has a later one, and in the groups of the newest."""
+    """Flip bits in all of a segment that has a later one, and in the groups of the newest segment."""
     whole = written(fill=fill)
     path = f"{DIRECTORY}/{name}"
     size = len(written().read(path)) if name == "log.2" else len(whole.read(path))
@@ -74,7 +74,7 @@ def test_flipped_bit_after_last_group_of_newest_segment_is_cut(has_synced_end: b
 
 @pytest.mark.parametrize("has_synced_end", [True, False])
 def test_zeroed_synced_groups_raise_corrupt(has_synced_end: bool) -> None:
-    """Without a synced end it cannot be told of the very last ones of a log."""
+    """Without a synced end, the loss of the very last groups of a log cannot be detected."""
     whole = written(fill=1500)
     if not has_synced_end:
         whole.remove(SYNCED_END)
@@ -110,7 +110,6 @@ def test_lost_synced_end_is_restored_on_opening() -> None:
 
 @pytest.mark.parametrize("fill", [0, 1500])
 def test_truncated_segment_raises_corrupt_unless_only_zeros_are_missing(fill: int) -> None:
-    """Unless only zeros are gone."""
     whole = written(fill=fill)
     for path in (FIRST, SECOND):
         end = len(written().read(path))

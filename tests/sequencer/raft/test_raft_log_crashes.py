@@ -70,9 +70,9 @@ HISTORY: list[tuple[Any, ...]] = [
 
 
 def run(disk: MemoryDisk, promised: Log, *, fill: int = 0, late: int | None = None) -> None:
-    """Go through the history; what is promised are its first so many steps.
+    """Run the history, and append to `promised` how many of its first steps are durable.
 
-    Spares are made `late` steps after it was time for them, or never.
+    Each spare is made `late` steps after it is due, or never.
     """
     log = opened(disk, fill_bytes=fill)
     promised.append(0)
@@ -89,7 +89,9 @@ def run(disk: MemoryDisk, promised: Log, *, fill: int = 0, late: int | None = No
 
 
 def models_after(promised: int) -> Iterator[Model]:
-    """What the log may be: what was promised, or the group that was being written too."""
+    """Yield the possible states of the log: with the promised steps, or also with the group that was being
+    written.
+    """
     model = Model()
     for number in range(len(HISTORY) + 1):
         if number:
@@ -148,14 +150,16 @@ def test_power_cut_at_any_change_loses_no_synced_entries() -> None:
 def test_power_cut_at_any_change_of_filled_log_loses_no_synced_entries(
     fill: int, late: int | None, fill_after: int
 ) -> None:
-    """At any change: of a fill, of the work on a spare, of the step from one segment into its spare."""
+    """Cut the power at any change: during a fill, during the work on a spare, and during the step from one
+    segment into its spare.
+    """
     start = partial(run, fill=fill, late=late)
     look, mend = partial(check, fill=fill_after), partial(recover, fill=fill_after)
     assert sweep(start, look, seeds=range(2), recover=mend, recover_cuts=1) > 500
 
 
 def accept(disk: MemoryDisk, promised: Log) -> None:
-    """Whatever recovery accepted is promised from then on."""
+    """Promise what recovery accepted: no later power cut may lose it."""
     log = opened(disk)
     promised.append((log.term, log.voted_for, list(log)))
     log.close()
@@ -226,7 +230,9 @@ def test_torn_tail_is_cut_and_reported(fill: int) -> None:
 
 
 def test_zeros_left_unsynced_by_failed_recovery_are_rewritten() -> None:
-    """Else the torn tail beneath them would come back, where a later segment makes it damage."""
+    """Otherwise the torn tail under the zeros would return, and would count as corruption if a later segment
+    follows.
+    """
     disk = MemoryDisk()
     log = opened(disk)
     log.append(entry(1))
@@ -246,7 +252,7 @@ def test_zeros_left_unsynced_by_failed_recovery_are_rewritten() -> None:
 
 
 def run_stubbornly(disk: MemoryDisk, fill: int) -> int:
-    """Go through the history; when the disk is full, try again. How often it was."""
+    """Run the history, and try each step again when the disk is full. Return how often it was full."""
     full = 0
     log = opened(disk, fill_bytes=fill)
     for name, *arguments in HISTORY:
@@ -286,7 +292,7 @@ def test_single_enospc_loses_no_entries(operation: Operation, fill: int) -> None
         disk.fail(operation, at=at, error=errno.ENOSPC)
         try:
             met += run_stubbornly(disk, fill)
-        except DiskFull:  # On opening it, where trying again is the caller's.
+        except DiskFull:  # The log was being opened: only its caller can try again.
             met += run_stubbornly(disk, fill)
         FULL.check(opened(disk.after_power_cut("none")))
         if disk._calls[operation] < before + at:
@@ -344,7 +350,7 @@ def test_log_continues_in_its_segment_without_descriptor_for_next(operation: Ope
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "create", "rename", "sync_directory", "remove"])
 def test_other_disk_failures_are_final_and_lose_no_synced_entries(operation: Operation, fill: int) -> None:
-    """But for the work on a spare, whose failures change nothing."""
+    """Only failures in the work on a spare are not final, and they change nothing."""
     failures = 0
     for at in itertools.count(1):
         disk = MemoryDisk()
@@ -354,7 +360,7 @@ def test_other_disk_failures_are_final_and_lose_no_synced_entries(operation: Ope
         promised: Log = []
         try:
             failures += run_until_it_fails(disk, promised, fill)
-        except StorageFailed:  # On opening it.
+        except StorageFailed:  # The log was being opened.
             assert promised == []
         if disk._calls[operation] < end:
             break
@@ -363,7 +369,7 @@ def test_other_disk_failures_are_final_and_lose_no_synced_entries(operation: Ope
 
 
 def run_until_it_fails(disk: MemoryDisk, promised: Log, fill: int) -> bool:
-    """Go through the history; whether a step failed for good."""
+    """Run the history, and return whether a step failed permanently."""
     log = opened(disk, fill_bytes=fill)
     for number, (name, *arguments) in enumerate(HISTORY, 1):
         with contextlib.suppress(StorageFailed):
@@ -443,7 +449,7 @@ def test_sync_of_removed_segment_raises_storage_failed() -> None:
 
 
 class Interrupting:
-    """A file whose sync is broken off."""
+    """A file with a sync that is interrupted."""
 
     def __init__(self, file: File) -> None:
         self._file = file

@@ -59,7 +59,7 @@ def entry(index: int, term: int = 1, content: bytes = b"entry") -> LogRecord:
 
 
 def grown(segment: bytes, header: RaftSegmentHeader, number: int, *records: LogRecord) -> bytes:
-    """The segment with a group more."""
+    """Return the segment with one more group."""
     payload = bytes_of(records)
     return segment + encode_group_header(header.seed, number, len(segment), payload) + payload
 
@@ -260,7 +260,9 @@ ZEROS = [0, 1, 8, 1000, 1 << 16, (1 << 17) + 24]
 @pytest.mark.parametrize("zeros", ZEROS)
 @pytest.mark.parametrize("contents", [[], [b""], [b"entry"], [b"entry", bytes(300)]])
 def test_zeros_up_to_end_of_file_are_a_clean_end(contents: list[bytes], zeros: int) -> None:
-    """Of the newest segment and of one before it, whether or not the last group itself ends with zeros."""
+    """This holds for the newest segment and for an earlier one, whether or not the last group itself ends
+    with zeros.
+    """
     groups = [[entry(index, content=content)] for index, content in enumerate(contents, 1)]
     data = segment_of(*groups)
     result = replay(data + bytes(zeros))

@@ -38,7 +38,7 @@ from sequencer.raft.storage.preallocation import SPARE_FILE
 
 
 def half_full(disk: Disk, directory: str = DIRECTORY, **options: Any) -> DurableLog:
-    """A filled log, for whose next segment it is time."""
+    """Return a filled log that is due for its next segment."""
     log = opened(disk, directory, **{"fill_bytes": SEGMENT_BYTES} | options)
     log.append(entry(1, size=100))
     log.sync()

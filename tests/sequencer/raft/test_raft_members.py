@@ -125,7 +125,7 @@ def test_member_list_of_later_version_raises_unknown_version() -> None:
 
 
 def state_of(*contents: bytes) -> ClusterState:
-    """Of a cluster of three after entries with these contents, in term 1."""
+    """Return the state of a three-node cluster after entries with these contents in term 1."""
     state = initial_state(CLUSTER, 1, {name: disk_id(name) for name in THREE})
     for content in contents:
         state.apply(RaftEntry(content, state.applied.index + 1, 1))

@@ -39,7 +39,9 @@ from sequencer.raft.model.messages import (
 
 
 def test_node_with_other_members_than_its_cluster_raises_cluster_mismatch(clock: Clock) -> None:
-    """V1: three nodes of which one was told of five counted two different majorities."""
+    """V1: if one of three nodes was configured with five members, the nodes counted two different
+    majorities.
+    """
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     disk = cluster.kill("n3")
@@ -62,7 +64,9 @@ def _installed(driven: Driven, content: bytes) -> None:
 def test_blank_node_accepts_only_state_of_its_configured_members(
     clock: Clock, give: Callable[[Driven, bytes], None]
 ) -> None:
-    """V1: a new member of five took the state of a cluster of three, and was admitted."""
+    """V1: a new node with five configured members took the state of a three-node cluster, and was
+    admitted.
+    """
     driven = Driven(clock, config_of("n4", NAMES))
     driven.up("n3")
     give(driven, first_state(NAMES[:4]))
@@ -75,7 +79,7 @@ def test_blank_node_accepts_only_state_of_its_configured_members(
 
 
 def test_unreadable_snapshot_is_rejected_and_node_reopens(clock: Clock) -> None:
-    """V11: a leader's snapshot got its name before anybody looked into it: the node never started again."""
+    """V11: a leader's snapshot got its final name before it was checked, and the node never started again."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
     later = b"a state of a later version"
@@ -88,7 +92,9 @@ def test_unreadable_snapshot_is_rejected_and_node_reopens(clock: Clock) -> None:
 
 
 def test_member_without_first_state_accepts_later_state(clock: Clock) -> None:
-    """Only the first state was offered; with another disk lost, nobody could lead any more."""
+    """Only the first state was offered. After the loss of another disk, no node could become leader any
+    more.
+    """
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     cluster.drop_message = lambda _sender, to, _message: to == "n3"
     cluster.commit(b"without n3", via="n1")
@@ -104,7 +110,7 @@ def test_member_without_first_state_accepts_later_state(clock: Clock) -> None:
 
 
 def test_late_join_of_replaced_disk_is_ignored(clock: Clock) -> None:
-    """A join that came through a forward could be appended behind that of the live disk."""
+    """A forwarded join could be appended after the join of the disk in use."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
     name = other_than(cluster, leader.name)
@@ -122,11 +128,11 @@ def test_late_join_of_replaced_disk_is_ignored(clock: Clock) -> None:
 def test_join_of_deposed_leader_is_not_forwarded_to_next_leader(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waited when a leader was deposed went to the next one, which appended it late."""
+    """A join that waited when a leader was deposed went to the next leader, which appended it late."""
     driven = member(clock)
     term = driven.lead()
     reconnect(driven, "n3", claims={"n3": DiskClaim(disk_id("n3", 1))})
-    with monkeypatch.context() as busy:  # A round whose time is over before it comes to what waits.
+    with monkeypatch.context() as busy:  # The round's time is over before it handles waiting commands.
         busy.setattr(pysyncobj.syncobj.SyncObj, "_checkCommandsToApply", lambda _raft: None)
         driven.step()
     assert joins_in(driven) == [JoinEntry("n3", disk_id("n3", 1))]
@@ -136,7 +142,9 @@ def test_join_of_deposed_leader_is_not_forwarded_to_next_leader(
 
 
 def test_disk_with_changing_claims_costs_one_join_per_election_timeout(clock: Clock) -> None:
-    """V28: each disk was asked for once in a term; without that bound, each message could cost an entry."""
+    """V28: a leader asked for the join of each disk once in a term. Without that bound, each message could
+    cost an entry.
+    """
     driven = member(clock)
     driven.lead()
     for turn in range(50):
@@ -151,7 +159,9 @@ def test_disk_with_changing_claims_costs_one_join_per_election_timeout(clock: Cl
 
 
 def test_peer_of_another_cluster_stays_excluded_after_blank_node_adopts_state(clock: Clock) -> None:
-    """V13: it counted as connected after the adoption, was sent our entries, and its disk was admitted."""
+    """V13: after the adoption the peer counted as connected, was sent our entries, and its disk was
+    admitted.
+    """
     driven = Driven(clock, config_of("n1", NAMES[:3]))
     stranger = {"cluster": b"another cluster!", "claims": {"n3": DiskClaim(b"a foreign disk..", INITIAL)}}
     driven.up("n3", **stranger)
@@ -174,7 +184,7 @@ def test_peer_of_another_cluster_stays_excluded_after_blank_node_adopts_state(cl
 def test_cluster_mismatch_after_forced_epoch_requires_more_than_one_peer(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V19: one hello of a higher epoch ended every node that it reached, in every run."""
+    """V19: a single hello of a higher epoch ended every node that received it, in every run."""
     driven = member(clock, 5)
     forced = epoch_of(1 << 16, 9)
     for generation in range(2, 9):

@@ -105,7 +105,7 @@ def test_candidate_vote_for_itself_is_kept_after_restart(clock: Clock, keep: Kee
 
 
 def test_candidate_becomes_leader_with_votes_of_majority_of_distinct_voters(clock: Clock) -> None:
-    """Section 5.2; a vote counts once a voter (B8 of PySyncObj)."""
+    """Section 5.2; each voter's vote counts once (B8 of PySyncObj)."""
     driven = member(clock, 5)
     term = driven.stand()
     for _ in range(4):
@@ -166,13 +166,13 @@ def test_candidate_or_leader_becomes_follower_on_message_of_later_term(
     is_answer_to_leader = kind in {"acknowledgement", "chunk"}
     driven.hear("n2", LATER[kind])
     if role == "candidate" and is_answer_to_leader:
-        return  # Nobody answers what a candidate cannot have sent; whether it listens is its own affair.
+        return  # No peer sends this to a candidate, so any reaction is allowed.
     assert (driven.raft.role, driven.raft.term, driven.log.term) == ("follower", 9, 9)
     assert driven.log.voted_for is None
 
 
 def test_stale_leader_is_sent_new_term_and_its_messages_are_ignored(clock: Clock) -> None:
-    """Section 5.1: and what it sends changes nothing."""
+    """Section 5.1."""
     driven = member(clock)
     driven.append(5, INITIAL, entries_of([5]))
     before = driven.contents()
@@ -185,7 +185,7 @@ def test_stale_leader_is_sent_new_term_and_its_messages_are_ignored(clock: Clock
 
 
 def test_deposed_leader_steps_down_on_reply_of_later_term(clock: Clock) -> None:
-    """B11 of PySyncObj: a stale leader heard nothing."""
+    """B11 of PySyncObj: a stale leader received no answer."""
     driven = member(clock)
     driven.lead()
     driven.hear("n2", AppendEntriesReply(9, False, 2, 1, claim_of("n2")))
@@ -193,7 +193,7 @@ def test_deposed_leader_steps_down_on_reply_of_later_term(clock: Clock) -> None:
 
 
 def test_second_leader_in_same_term_raises_diverged(clock: Clock) -> None:
-    """Section 5.2: election safety. Who sees it broken must not go on."""
+    """Section 5.2, election safety: a node that sees a violation must not continue."""
     driven = member(clock)
     term = driven.lead()
     with pytest.raises(Diverged, match="two leaders"):
@@ -234,7 +234,7 @@ def _lead(driven: Driven) -> None:
 
 
 def _is_kept(message: Message, peer: str, later: Driven) -> bool:
-    """Whether the disk after the cut stands by what left before it."""
+    """Return whether the disk after the power cut agrees with a message that was sent before the cut."""
     match message:
         case RequestVoteReply(term, True, _, False):
             return later.log.term > term or (later.log.term, later.log.voted_for) == (term, peer)
@@ -271,7 +271,7 @@ def test_sent_messages_are_backed_by_disk_after_power_cut_at_any_write(
         )
         for peer, message in sent:
             if isinstance(message, AppendEntriesReply) and message.term < replaced:
-                continue  # A later leader cut what this one had.
+                continue  # A later leader replaced the entries of this one.
             assert _is_kept(message, peer, later), (change, message)
             left += 1
         if not is_cut:
@@ -293,7 +293,7 @@ def test_node_sends_no_message_after_failed_sync(clock: Clock) -> None:
 
 
 def test_entries_are_applied_only_after_sync(clock: Clock) -> None:
-    """What a state machine does may be seen at once."""
+    """The effects of a state machine may be visible at once."""
     driven = member(clock)
     apply, synced = driven.machine.apply, []
 
@@ -307,7 +307,7 @@ def test_entries_are_applied_only_after_sync(clock: Clock) -> None:
 
 
 def test_leader_with_failed_sync_commits_no_entry_and_stops_sending(clock: Clock) -> None:
-    """Dissertation, section 10.2.1: its entries are under way while it syncs them itself."""
+    """Dissertation, section 10.2.1: the leader sends its entries while it syncs them itself."""
     driven = member(clock)
     term = driven.lead()
     for peer in driven.config.peers:
@@ -331,7 +331,9 @@ def test_leader_with_failed_sync_commits_no_entry_and_stops_sending(clock: Clock
 def test_unsynced_entry_of_leader_is_applied_at_most_once_after_restart(
     clock: Clock, keep: Keep | None
 ) -> None:
-    """Its term and its vote for itself are on its disk before it leads: it never leads that term again."""
+    """The leader's term and its vote for itself are on its disk before it leads, so it never leads that term
+    again.
+    """
     cluster = Lockstep(clock)
     leader = cluster.lead()
     cluster.commit(b"first")
@@ -352,7 +354,7 @@ def test_unsynced_entry_of_leader_is_applied_at_most_once_after_restart(
 
 
 def test_leader_commits_no_entry_while_its_disk_is_full(clock: Clock) -> None:
-    """Followers have the entry; the leader commits it once it has it too."""
+    """Followers have the entry. The leader commits it after it has stored the entry too."""
     counted: list[tuple[int, LogIndex]] = []
 
     def on_disk_full(_error: rt.DiskFull) -> None:
@@ -378,7 +380,7 @@ def test_leader_commits_no_entry_while_its_disk_is_full(clock: Clock) -> None:
 
 
 def test_full_disk_stalls_node_until_space_is_available(clock: Clock) -> None:
-    """Nothing leaves meanwhile, and nothing is lost."""
+    """Meanwhile the node sends nothing, and nothing is lost."""
     asked: list[int] = []
 
     def on_disk_full(_error: rt.DiskFull) -> None:
@@ -441,7 +443,7 @@ def test_conflicting_tail_is_replaced_by_entries_of_new_leader(clock: Clock, kee
 
 
 def test_late_and_repeated_appends_keep_matching_entries_and_write_no_bytes(clock: Clock) -> None:
-    """Figure 2: only an existing entry that conflicts is deleted, with those behind it; B4 of PySyncObj."""
+    """Figure 2: only a conflicting entry and the entries after it are deleted; B4 of PySyncObj."""
     driven = member(clock)
     entries = entries_of([2, 2, 2, 2])
     driven.append(2, INITIAL, entries)
@@ -461,7 +463,7 @@ def test_late_and_repeated_appends_keep_matching_entries_and_write_no_bytes(cloc
 
 
 def test_acknowledged_index_covers_only_compared_entries(clock: Clock) -> None:
-    """An empty heartbeat vouches for what is before it, not for the tail behind."""
+    """An empty heartbeat confirms the entries before it, but not the tail after it."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]))
     reply = driven.append(3, INITIAL, peer="n3")
@@ -481,9 +483,9 @@ def terms(*choices: int) -> st.SearchStrategy[list[int]]:
 def test_appends_in_any_order_keep_agreed_prefix_equal_to_leader_log(
     common: list[int], own: list[int], leads: list[int], messages: list[tuple[int, int]]
 ) -> None:
-    """Section 5.3, log matching: what agrees stays, and what was said to agree does.
+    """Section 5.3, log matching: entries that agree stay, and entries that were acknowledged do agree.
 
-    Behind what is common the logs are of different leaders, so of different terms.
+    After the common entries the logs are from different leaders, and so from different terms.
     """
     leader, follower = (Entries(INITIAL, entries_of(common + tail)) for tail in (leads, own))
     agreed = 1
@@ -507,7 +509,7 @@ def test_appends_in_any_order_keep_agreed_prefix_equal_to_leader_log(
 
 
 def test_conflict_with_committed_entry_at_previous_index_raises_diverged(clock: Clock) -> None:
-    """Section 5.4.3: it cannot be; who sees it does not go on."""
+    """Section 5.4.3: this is impossible, so a node that sees it does not continue."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
     with pytest.raises(Diverged, match="committed entry"):
@@ -554,7 +556,7 @@ def test_commit_index_does_not_decrease_under_leader_with_lower_commit_index(clo
 
 
 def test_leader_resends_at_once_from_index_of_rejection_hint(clock: Clock) -> None:
-    """Section 5.3: and sends from there at once."""
+    """Section 5.3."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2]))
     driven.lead()
@@ -618,7 +620,7 @@ def test_entry_of_old_term_may_be_overwritten_until_entry_of_later_term_follows(
 
 
 def test_leader_appends_no_op_entry_of_its_term_on_election(clock: Clock) -> None:
-    """Section 8: else it would not know what is committed before the first command comes."""
+    """Section 8: otherwise the leader would not know what is committed before the first command arrives."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=1)
     term = driven.lead()
@@ -628,7 +630,7 @@ def test_leader_appends_no_op_entry_of_its_term_on_election(clock: Clock) -> Non
 
 
 def test_acknowledgements_of_earlier_term_do_not_count(clock: Clock) -> None:
-    """B5 of PySyncObj: what was matched then may be overwritten since."""
+    """B5 of PySyncObj: entries that matched then may have been overwritten since."""
     driven = member(clock)
     term = driven.lead()
     driven.acknowledge("n2", 2, term=term - 1)
@@ -656,7 +658,9 @@ def test_acknowledgement_beyond_leader_log_counts_up_to_last_index(clock: Clock)
 
 
 def test_single_node_leader_commits_only_synced_entries(clock: Clock) -> None:
-    """Rule 1: it does not count itself before, as section 10.2.1 of the dissertation would allow."""
+    """Rule 1: the leader does not count itself before its sync, although section 10.2.1 of the dissertation
+    allows it.
+    """
     done = 0
     for change in range(1, 60):
         driven = Driven(clock, config_of("n1", ["n1"], bootstrap=True), cluster=CLUSTER)
@@ -686,7 +690,7 @@ def test_single_node_leader_commits_only_synced_entries(clock: Clock) -> None:
 def test_later_leaders_have_all_committed_entries_after_restarts(
     clock: Clock, size: int, keep: Keep | None
 ) -> None:
-    """Section 5.4.3, leader completeness: through deaths of leaders, and of all at once."""
+    """Section 5.4.3, leader completeness: also when leaders fail, or all nodes at once."""
     cluster = Lockstep(clock, NAMES[:size])
     wanted: list[bytes] = []
     for turn in range(4):
@@ -705,7 +709,7 @@ def test_later_leaders_have_all_committed_entries_after_restarts(
     assert cluster.lead().commands == wanted
 
 
-# --- Peace: sections 6 and 9.6 of paper and dissertation, rule 5 -----------------------------------------
+# --- No disruption: sections 6 and 9.6 of paper and dissertation, rule 5 ---------------------------------
 
 
 def test_node_without_pre_votes_never_raises_its_term(clock: Clock) -> None:
@@ -736,7 +740,7 @@ def test_reconnected_node_does_not_depose_leader(clock: Clock) -> None:
 
 
 def test_node_with_active_leader_grants_no_vote(clock: Clock) -> None:
-    """Dissertation, section 4.2.3: nor does it take over the term."""
+    """Dissertation, section 4.2.3; the node does not adopt the term either."""
     driven = member(clock)
     driven.append(2, INITIAL)
     reply = driven.request_vote("n3", 9, LogIndex(9, 9), pre=True)
@@ -754,7 +758,7 @@ def test_leader_grants_no_vote(clock: Clock) -> None:
 
 @pytest.mark.parametrize("term", [2, 3])
 def test_pre_vote_is_rejected_for_current_or_earlier_term(clock: Clock, term: int) -> None:
-    """And the answer tells which one has."""
+    """The reply contains the node's own term."""
     driven = member(clock)
     driven.append(3, INITIAL)
     clear_leader(driven)
@@ -772,7 +776,7 @@ def test_node_votes_again_after_leader_times_out(clock: Clock) -> None:
 
 
 def test_node_votes_at_once_and_campaigns_early_after_losing_connection_to_leader(clock: Clock) -> None:
-    """The leader's process has ended: the rest of the election timeout need not be waited for."""
+    """The leader's process has ended, so the node need not wait for the rest of the election timeout."""
     driven = member(clock)
     driven.append(2, INITIAL)
     driven.wire.drop("n2")

@@ -61,7 +61,9 @@ def test_cluster_is_created_only_when_all_members_are_present(clock: Clock) -> N
 
 
 def test_member_absent_at_cluster_creation_counts_without_join(clock: Clock) -> None:
-    """Its blank disk was there when the cluster was made: it takes the leader's snapshot, without a join."""
+    """Its blank disk existed when the cluster was created, so it takes the leader's snapshot without a
+    join.
+    """
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     cluster.drop_message = lambda _sender, to, _message: to == "n3"
     cluster.commit(b"without n3", via="n1")
@@ -83,7 +85,9 @@ def test_cluster_is_created_only_if_a_member_has_bootstrap_set(clock: Clock) -> 
 
 
 def test_wiped_majority_with_bootstrap_does_not_create_second_cluster(clock: Clock) -> None:
-    """Two of three were wiped, and all are told to make a cluster: nothing is admitted, nothing committed."""
+    """Two of three nodes were wiped, and all have bootstrap set. Nothing is admitted, and nothing is
+    committed.
+    """
     cluster = Lockstep(clock)
     cluster.commit(b"kept")
     cluster.converge()
@@ -106,7 +110,7 @@ def test_wiped_majority_with_bootstrap_does_not_create_second_cluster(clock: Clo
 def test_cluster_is_created_only_once_after_power_cut_at_any_write(
     clock: Clock, name: str, keep: Keep
 ) -> None:
-    """n1 makes it, n3 takes it over: each step is durable before the next."""
+    """n1 creates the cluster, and n3 adopts its state. Each step is durable before the next."""
     for change in range(1, 60):
         cluster = Lockstep(clock)
         cluster.disks[name].cut_power_at(cluster.disks[name].changes + change)
@@ -126,7 +130,7 @@ def test_cluster_is_created_only_once_after_power_cut_at_any_write(
 
 
 def blank(clock: Clock) -> Driven:
-    """A wiped member: its disk is of the second generation, the cluster counts on the first."""
+    """Return a wiped member. Its disk is of the second generation, but the cluster counts the first one."""
     driven = Driven(clock, config_of("n1", NAMES[:3]), generation=1)
     driven.up()
     driven.step()
@@ -176,7 +180,7 @@ UNCOUNTED = {
 
 @pytest.mark.parametrize("kind", UNCOUNTED)
 def test_messages_of_uncounted_disk_do_not_count(clock: Clock, kind: str) -> None:
-    """Neither its support, nor its vote, nor its acknowledgement, nor its signs of life."""
+    """This holds for its support, its vote, its acknowledgement and its signs of activity."""
     claim = UNCOUNTED[kind]
     driven = member(clock)
     driven.time_out()
@@ -208,7 +212,9 @@ def test_candidate_on_replaced_disk_gets_no_reply(clock: Clock) -> None:
 
 
 def test_uncommitted_join_is_committed_once_joined_disk_claims_to_have_applied_it(clock: Clock) -> None:
-    """The disk that says it has applied that join proves that it is committed; the former disk is out."""
+    """A disk that claims to have applied the join proves that the join is committed. The former disk no
+    longer counts.
+    """
     driven = member(clock)
     driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
     driven.wire.drop("n3")
@@ -313,7 +319,7 @@ def test_joined_disk_counts_after_all_nodes_lose_power_and_one_stays_down(
 
 
 def test_former_disk_of_member_is_admitted_again(clock: Clock) -> None:
-    """It counts for nothing before; what it has is not lost on it."""
+    """The disk does not count before its admission. It keeps its data."""
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     cluster.converge()
@@ -331,7 +337,7 @@ def test_former_disk_of_member_is_admitted_again(clock: Clock) -> None:
 
 
 def test_alternating_disks_of_one_member_are_admitted_each_time(clock: Clock) -> None:
-    """The same disk is admitted as often as it comes back, under one leader too."""
+    """The same disk is admitted as often as it returns, also under one leader."""
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     cluster.converge()
@@ -379,7 +385,7 @@ def test_leader_sends_no_entries_to_peer_of_another_cluster(clock: Clock) -> Non
 
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_node_leaves_its_epoch_for_later_one_only_after_meeting_majority(clock: Clock, epoch: int) -> None:
-    """Another epoch is refused; who meets a majority of a higher one leaves its own."""
+    """A peer of another epoch is rejected. A node that meets a majority of a higher epoch leaves its own."""
     driven = member(clock)
     driven.wire.drop("n2")
     driven.up("n2", epoch=epoch)
@@ -423,7 +429,9 @@ def test_member_does_not_change_clusters(clock: Clock) -> None:
 
 
 def diverged(clock: Clock) -> tuple[Driven, AppendEntries]:
-    """A node that applied something, and an append of a leader that applied something else there."""
+    """Return a node that applied an entry, and an append of a leader that applied another entry at that
+    index.
+    """
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2]), commit=2)
     driven.step()

@@ -74,7 +74,7 @@ def ask(driven: Driven, change: MemberChange) -> Future[None]:
 
 
 def refusal(driven: Driven, change: MemberChange) -> str:
-    """Why a change is refused at once; nothing was appended."""
+    """Return why a change is rejected at once, and check that nothing was appended."""
     last = driven.log.last
     error = ask(driven, change).exception(0)
     assert isinstance(error, MemberChangeRefused)
@@ -83,14 +83,14 @@ def refusal(driven: Driven, change: MemberChange) -> str:
 
 
 def acknowledge_all(driven: Driven, *peers: str) -> None:
-    """The peers have all that the leader has; then it has committed and applied what it may."""
+    """Let the peers acknowledge the leader's whole log. Then the leader commits and applies what it may."""
     for peer in peers:
         driven.acknowledge(peer, driven.log.last.index)
     driven.step()
 
 
 def leader(clock: Clock, members: int = 3) -> Driven:
-    """It has committed an entry of its own term."""
+    """Return a leader that has committed an entry of its own term."""
     driven = member(clock, members)
     driven.lead()
     commit_of(driven, driven.log.last.index)
@@ -99,7 +99,7 @@ def leader(clock: Clock, members: int = 3) -> Driven:
 
 
 def leader_with_learner(clock: Clock) -> Driven:
-    """Of three voters, and of the learner n4, whose disk counts and which has everything."""
+    """Return the leader of three voters and the learner n4. The disk of n4 counts, and has all entries."""
     driven = leader(clock)
     done = ask(driven, AddLearner("n4", "n4:1"))
     acknowledge_all(driven, "n2")
@@ -178,7 +178,7 @@ def test_committed_member_list_is_reported_at_start_and_on_each_change(clock: Cl
     assert seen == [WITH_LEARNER] * 2
 
 
-# --- What a leader refuses -------------------------------------------------------------------------------
+# --- Changes that a leader rejects -----------------------------------------------------------------------
 
 
 def test_follower_rejects_member_change(clock: Clock) -> None:
@@ -187,7 +187,9 @@ def test_follower_rejects_member_change(clock: Clock) -> None:
 
 
 def test_new_leader_rejects_member_change_until_it_commits_entry_of_its_term(clock: Clock) -> None:
-    """The bug of 2015: two leaders whose lists differ by two members commit different entries."""
+    """The Raft bug of 2015: if the lists of two leaders differ by two members, they commit different
+    entries.
+    """
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
     driven.step()
@@ -248,7 +250,7 @@ def test_removal_is_rejected_if_connected_voter_has_uncounted_disk(clock: Clock)
 
 
 def test_member_list_is_appended_only_after_majority_answers_request(clock: Clock) -> None:
-    """A disk that was lost a moment before does not answer: its connection may still look alive."""
+    """A disk that was lost a moment before does not answer, although its connection may still look open."""
     driven = leader(clock, 5)
     acknowledge_all(driven, "n2", "n3", "n4", "n5")
     done = ask(driven, RemoveMember("n5"))
@@ -358,7 +360,9 @@ def test_learner_does_not_campaign(clock: Clock) -> None:
 
 
 def test_learner_votes_for_candidate_with_longer_log(clock: Clock) -> None:
-    """Section 4.2.1 has no rule against it: without that vote nobody might lead who could tell it."""
+    """Section 4.2.1 has no rule against it. Without that vote, possibly no node could become leader and
+    inform the learner.
+    """
     driven = learner(clock)
     clear_leader(driven)
     vote = driven.request_vote("n2", 3, LogIndex(4, 2))
@@ -491,7 +495,9 @@ def is_joined(cluster: Lockstep, name: str) -> bool:
 
 
 def test_pending_command_of_removed_and_readded_node_is_applied_once(clock: Clock) -> None:
-    """The cluster has forgotten what that run proposed: it forwards nothing until it has joined again."""
+    """The cluster has forgotten what that run proposed, so the node forwards nothing until it has joined
+    again.
+    """
     cluster = cluster_of(clock, 3)
     leader = cluster.lead().name
     name = next(one for one in cluster.names if one != leader)
@@ -522,7 +528,7 @@ def test_old_or_uncommitted_member_list_of_peer_does_not_remove_node(clock: Cloc
 
 
 def test_committed_removal_at_lower_index_than_uncommitted_list_takes_effect(clock: Clock) -> None:
-    """A peer told a list that was never committed; the committed one has a lower index."""
+    """A peer sent a list that was never committed. The committed list has a lower index."""
     driven = member(clock)
     driven.hear("n2", MemberList(9, False, encode_members(FOUR)))
     driven.hear("n2", MemberList(8, True, encode_members(changed(THREE, RemoveMember("n1")))))
@@ -544,7 +550,7 @@ def test_uncommitted_member_list_of_peer_supplies_names_but_no_votes(clock: Cloc
 
 
 def cluster_of(clock: Clock, members: int, **settings: int) -> Lockstep:
-    """A cluster that has committed something."""
+    """Return a cluster that has committed something."""
     names = [f"n{at}" for at in range(1, members + 1)]
     cluster = Lockstep(clock, names, **{"snapshot_ms": 100, **settings})
     cluster.commit(b"made")
@@ -591,7 +597,9 @@ def test_member_rejects_other_configured_names_before_first_member_list(clock: C
 
 
 def test_member_absent_during_changes_elects_leader_unknown_to_it(clock: Clock) -> None:
-    """n4 has entries that n2 misses, and n3 knows n4 only from n2: without that nobody could lead."""
+    """n4 has entries that n2 misses, and n3 knows n4 only from n2. Without that knowledge no node could
+    become leader.
+    """
     cluster = cluster_of(clock, 3)
     while cluster.lead().name != "n1":
         cluster.restart(cluster.lead().name)
@@ -628,7 +636,7 @@ def test_member_changes_survive_power_cut_of_one_node(clock: Clock, name: str, k
 
 
 def done_in_spite_of_cuts(cluster: Lockstep, step: MemberChange | bytes, name: str, keep: Keep) -> bool:
-    """Returns whether the power stayed on."""
+    """Run the step despite power cuts, and return whether the power stayed on."""
     try:
         if isinstance(step, bytes):
             cluster.commit(step)
@@ -641,7 +649,7 @@ def done_in_spite_of_cuts(cluster: Lockstep, step: MemberChange | bytes, name: s
         done_in_spite_of_cuts(cluster, step, name, keep)
         return False
     except MemberChangeRefused:
-        assert not isinstance(step, bytes)  # It was done before the power cut.
+        assert not isinstance(step, bytes)  # The change was done before the power cut.
     return True
 
 

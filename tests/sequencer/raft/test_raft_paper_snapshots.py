@@ -58,7 +58,9 @@ def test_installed_snapshot_replaces_log(clock: Clock, keep: Keep | None) -> Non
 
 
 def test_installed_snapshot_keeps_matching_entries_after_it(clock: Clock) -> None:
-    """Figure 13: if an entry has index and term of the snapshot's last, retain the entries following it."""
+    """Figure 13: if an entry has the index and term of the snapshot's last entry, the entries after it are
+    retained.
+    """
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2, 2]), commit=1)
     driven.hear("n2", *Snapshot(entries_of([2, 2, 2])).chunks(2))
@@ -117,7 +119,7 @@ def test_repeated_and_early_snapshot_chunks_are_ignored(clock: Clock) -> None:
 
 
 def test_snapshot_with_wrong_content_is_not_installed(clock: Clock) -> None:
-    """A7 of PySyncObj; the right one is taken when it comes."""
+    """A7 of PySyncObj; the correct snapshot is installed when it arrives."""
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
     *chunks, last = snapshot.chunks(2)
@@ -143,7 +145,7 @@ def test_snapshot_transfer_starts_again_after_restart(clock: Clock) -> None:
 
 
 def test_newer_snapshot_replaces_partial_one(clock: Clock) -> None:
-    """Another leader's too."""
+    """This includes the snapshot of another leader."""
     driven = member(clock)
     driven.hear("n2", Snapshot(entries_of([2, 2])).chunk(2, 0, 100))
     newer = Snapshot(entries_of([2, 2, 3]))
@@ -165,7 +167,7 @@ def test_next_leader_continues_transfer_of_same_snapshot(clock: Clock) -> None:
 
 
 def test_follower_replies_without_match_during_snapshot_install(clock: Clock) -> None:
-    """So that its leader goes on leading; the answer promises nothing."""
+    """The reply lets the leader stay leader, but acknowledges nothing."""
     driven = member(clock)
     driven.worker.is_held = True
     snapshot = Snapshot(entries_of([2, 2, 2]))
@@ -193,12 +195,12 @@ MIB = 1 << 20
     ("state_bytes", "log_bytes", "entries", "is_due"),
     [
         (0, 0, 0, True),
-        (MIB, 1, 1, True),  # A small state is written whatever changed.
+        (MIB, 1, 1, True),  # A small state is written after any change.
         (MIB + 1, MIB // 4, 1, False),
         (MIB + 4, MIB // 4 + 1, 1, True),
         (100 * MIB, 25 * MIB - 1, 1, False),
         (100 * MIB, 25 * MIB, 1, True),
-        (1000 * MIB, 32 * MIB, 1, True),  # A node that starts replays no more than the log may keep,
+        (1000 * MIB, 32 * MIB, 1, True),  # A starting node replays no more bytes than the log may keep,
         (100 * MIB, 1, 16 * 4096, True),  # and no more entries than it can apply in seconds.
         (100 * MIB, 1, 16 * 4096 - 1, False),
     ],
@@ -231,7 +233,7 @@ def test_large_state_is_snapshotted_again_after_log_growth_or_long_time(clock: C
     driven.append(3, LogIndex(7, 2), entries_of([3], 8), commit=8)
     for passed_s, covered in ((LONGEST_S / 2, 6), (LONGEST_S, 8)):
         clock.advance(passed_s)
-        driven.append(3, LogIndex(8, 3), commit=8)  # Meanwhile the leader is heard.
+        driven.append(3, LogIndex(8, 3), commit=8)  # Meanwhile the leader is in contact.
         assert driven.status.snapshot == covered
 
 
@@ -265,7 +267,7 @@ def _install_of(driven: Driven, snapshot: Snapshot) -> None:
 
 
 def test_corrupt_snapshot_raises_corrupt_at_start(clock: Clock) -> None:
-    """Rule 3; A7 of PySyncObj, which went on with an empty state."""
+    """Rule 3; A7 of PySyncObj, which continued with an empty state."""
     driven = member(clock)
     driven.hear("n2", *Snapshot(entries_of([2, 2, 2])).chunks(2))
     driven.step()
@@ -275,7 +277,7 @@ def test_corrupt_snapshot_raises_corrupt_at_start(clock: Clock) -> None:
 
 
 def behind(cluster: Lockstep, commands: int = 30) -> str:
-    """Cut a follower off until what it lacks is in no log any more; its name."""
+    """Cut a follower off until no log contains the entries that it misses. Return its name."""
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
     cluster.isolate(name)
@@ -372,7 +374,7 @@ def test_compaction_keeps_log_tail_for_slow_followers(clock: Clock) -> None:
 
 
 def test_commands_are_packed_into_entries_up_to_size_limit(clock: Clock) -> None:
-    """A thousand small ones are few entries; large ones do not wait for each other."""
+    """A thousand small commands make few entries. Large commands do not wait for each other."""
     driven = member(clock)
     driven.lead()
     driven.propose(*[b"%d" % at for at in range(1000)])
@@ -404,7 +406,7 @@ def test_command_above_maximum_size_raises_message_too_large(clock: Clock) -> No
 
 
 def test_commands_of_one_node_are_applied_once_in_order_across_leader_restarts(clock: Clock) -> None:
-    """Each once; and each future names its place."""
+    """Each command is applied once, and each future returns the index of its command."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
@@ -428,7 +430,7 @@ def test_retried_command_is_applied_once(clock: Clock) -> None:
     cluster = Lockstep(clock, retry_ms=50)
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
-    # The proposer hears of no commit for a while, so it asks again and again.
+    # The proposer learns of no commit for a while, so it proposes the command again and again.
     cluster.drop_message = lambda _sender, to, message: to == name and isinstance(message, AppendEntries)
     [future] = cluster.members[name].propose(b"once")
     cluster.idle(0.25)
@@ -442,7 +444,7 @@ def test_retried_command_is_applied_once(clock: Clock) -> None:
 
 
 def test_lost_command_is_applied_before_later_ones(clock: Clock) -> None:
-    cluster = Lockstep(clock, retry_ms=1_000_000)  # It is not the time that brings it back.
+    cluster = Lockstep(clock, retry_ms=1_000_000)  # The retry timer does not bring it back.
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
     lost: list[Message] = []
@@ -465,7 +467,7 @@ def test_lost_command_is_applied_before_later_ones(clock: Clock) -> None:
 
 
 def test_futures_complete_when_snapshot_covers_their_commands(clock: Clock) -> None:
-    """B14 of PySyncObj: their callbacks never came."""
+    """B14 of PySyncObj: their callbacks were never called."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
@@ -493,7 +495,7 @@ def test_cancelled_future_does_not_stop_node(clock: Clock) -> None:
 
 
 def test_futures_fail_with_closed_when_proposals_close(clock: Clock) -> None:
-    """B14 of PySyncObj; nobody knows then what becomes of the commands."""
+    """B14 of PySyncObj; the outcome of the commands is unknown then."""
     driven = member(clock)
     driven.lead()
     futures = driven.propose(b"sent")
@@ -518,7 +520,7 @@ def test_malformed_forwarded_commands_are_not_appended(clock: Clock) -> None:
 
 
 def test_idle_node_waits_even_with_commands_it_cannot_send(clock: Clock) -> None:
-    """Also with commands that it cannot get rid of: no leader, or as much in flight as may be."""
+    """This includes commands that it cannot send: without a leader, or with the maximum in flight."""
     driven = member(clock)
     driven.append(2, INITIAL)
     driven.propose(*[bytes(PACK_BYTES)] * (PACKS_MAX + 4))

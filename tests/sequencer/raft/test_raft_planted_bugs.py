@@ -35,7 +35,9 @@ LIGHT: dict[str, Any] = {"propose_every_s": 0.1, "burst": 0.0, "large": 0.0}
 
 
 def finds(*expected: str, seeds: range, **settings: Any) -> None:
-    """One of the seeds fails, and the first that does by what was planted: nothing else may be found."""
+    """Check that one of the seeds fails, and that the first failure comes from the planted bug and nothing
+    else.
+    """
     for seed in seeds:
         try:
             simulate(seed, **settings)

@@ -25,7 +25,9 @@ IN_FORCE = "not the newest list is in force"
 
 
 def finds(*expected: str, seeds: range, **settings: Any) -> None:
-    """One of the seeds fails, and the first that does by what was planted: nothing else may be found."""
+    """Check that one of the seeds fails, and that the first failure comes from the planted bug and nothing
+    else.
+    """
     for seed in seeds:
         try:
             simulate(seed, **LIGHT, **settings)
@@ -94,7 +96,9 @@ def test_simulation_finds_member_list_in_force_only_when_applied(monkeypatch: Pa
 
 
 def append_at_once(monkeypatch: Patch) -> None:
-    """Without the round in which a majority of the new list answers: that round implies the other rules."""
+    """Skip the round in which a majority of the new list answers, because that round implies the other
+    rules.
+    """
     check_quorum = MemberChanges._check_quorum
     monkeypatch.setattr(
         MemberChanges, "_check_quorum", lambda self, members, _: check_quorum(self, members, 0)

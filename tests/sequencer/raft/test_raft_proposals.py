@@ -37,7 +37,7 @@ from sequencer.raft.storage.worker import Worker
     "command", ["text", bytearray(b"may change"), memoryview(array("i", [1, 2, 3])), None, 7]
 )
 def test_command_of_type_other_than_bytes_raises_type_error(clock: Clock, command: Any) -> None:
-    """V5: text ended the node; an array whose items are not bytes was committed, and ended all of them."""
+    """V5: a text ended the node. An array with items other than bytes was committed, and ended all nodes."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
     with pytest.raises(TypeError, match="a command must be bytes"):
@@ -59,7 +59,9 @@ def _sequence(content: bytes) -> int:
 
 
 def test_progressing_packs_are_not_proposed_again(clock: Clock) -> None:
-    """V4: once a second everything in flight was, although each pack was done in a fifth of that."""
+    """V4: all packs in flight were proposed again once a second, although each pack was done in a fifth of a
+    second.
+    """
     made, state = proposals()
     route, sent, under_way, index = Route("n2", 1, 1), [], deque[tuple[float, bytes]](), 1
     end = clock.now + 4
@@ -68,7 +70,7 @@ def test_progressing_packs_are_not_proposed_again(clock: Clock) -> None:
             made.add(bytes(PACK_BYTES))
         for content in made.next_entries(route, clock.now):
             sent.append(_sequence(content))
-            after = under_way[-1][0] + 0.0125 if under_way else 0.0  # One by one: some always are under way.
+            after = under_way[-1][0] + 0.0125 if under_way else 0.0  # Some packs are always under way.
             under_way.append((max(clock.now + 0.2, after), content))
         while under_way and under_way[0][0] <= clock.now:
             index += 1
@@ -81,7 +83,9 @@ def test_progressing_packs_are_not_proposed_again(clock: Clock) -> None:
 
 
 def test_stalled_cluster_is_sent_only_first_pack_again_with_growing_delay(clock: Clock) -> None:
-    """V4: a cluster slower than the retry appended all of it every second, and so grew ever slower."""
+    """V4: a cluster slower than the retry delay appended everything again every second, and so became ever
+    slower.
+    """
     made, _ = proposals()
     for _ in range(PACKS_MAX):
         made.add(bytes(PACK_BYTES))
@@ -89,12 +93,14 @@ def test_stalled_cluster_is_sent_only_first_pack_again_with_growing_delay(clock:
     for _ in range(300):
         sent += map(_sequence, made.next_entries(Route("n2", 1, 1), clock.now))
         clock.advance(0.1)
-    assert sent == [*range(1, PACKS_MAX + 1), 1, 1, 1, 1]  # behind 1, 3, 7 and 15 seconds
+    assert sent == [*range(1, PACKS_MAX + 1), 1, 1, 1, 1]  # after 1, 3, 7 and 15 seconds
     assert len(made.next_entries(Route("n2", 1, 2), clock.now)) == PACKS_MAX
 
 
 def test_single_node_commits_as_soon_as_it_has_synced(clock: Clock) -> None:
-    """R1: a commit was seen at the next heartbeat only, as no answer came that would have ended the wait."""
+    """R1: a commit was noticed only at the next heartbeat, because no answer arrived that would have ended
+    the wait.
+    """
     cluster = Lockstep(clock, ["n1"])
     cluster.commit(b"first")
     cluster.idle(1)
@@ -113,7 +119,7 @@ def test_single_node_commits_as_soon_as_it_has_synced(clock: Clock) -> None:
 
 
 def test_exiting_future_callback_does_not_block_other_futures(clock: Clock) -> None:
-    """V16: the other commands of its pack were never settled, not at the end either."""
+    """V16: the other commands of its pack never completed, not even at the end."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
     futures = leader.propose(*[b"%d" % at for at in range(5)])
@@ -126,7 +132,7 @@ def test_exiting_future_callback_does_not_block_other_futures(clock: Clock) -> N
 
 
 def test_exiting_worker_job_reports_system_exit_and_later_jobs_run() -> None:
-    """V16: the helper was gone without a word, and with it every later snapshot and install."""
+    """V16: the worker ended without a message, and with it every later snapshot and install."""
     woken = threading.Semaphore(0)
     worker = Worker("aside", woken.release)
     outcomes: list[object] = []

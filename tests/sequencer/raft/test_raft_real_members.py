@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], object], said: Callable[[], object] = lambd
 
 
 class Node:
-    """A node on a directory of its own, and its runs."""
+    """A node with its own directory, and its runs."""
 
     def __init__(self, cluster: RealCluster, name: str, *known: str, bootstrap: bool = False) -> None:
         self.cluster, self.name, self.known, self.bootstrap = cluster, name, [name, *known], bootstrap
@@ -101,7 +101,7 @@ class RealCluster:
         return leaders[0]
 
     def change(self, change: MemberChange) -> None:
-        """Have a change made, by whoever leads then."""
+        """Let the current leader make the change, and retry while it is not ready."""
         deadline = time.monotonic() + DEADLINE_S
         while (error := self.leader().change_members(change).exception(DEADLINE_S)) is not None:
             if not isinstance(error, MemberChangeNotReady) or time.monotonic() > deadline:
@@ -110,7 +110,7 @@ class RealCluster:
             time.sleep(0.05)
 
     def restart_listed(self) -> None:
-        """As the supervisor does: start a node again that was removed and added again while it ran."""
+        """Do as the supervisor does: restart each node that was removed and added again while it ran."""
         for node in self.nodes.values():
             if isinstance(node.error, MemberRemoved) and node.error.is_listed:
                 node.raft.stop()
@@ -128,7 +128,7 @@ class RealCluster:
         return self.ended(name)
 
     def ended(self, name: str) -> MemberRemoved:
-        """Wait until the node ended, because it is no member."""
+        """Wait until the node has ended because it is no member, and return its error."""
         node = self.nodes[name]
         wait_for(lambda: node.error is not None, node.raft.status)
         error = node.error
@@ -173,14 +173,14 @@ def cluster(tmp_path: Path) -> Iterator[RealCluster]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pushes")
 def test_cluster_grows_to_five_and_shrinks_to_three_under_load(cluster: RealCluster) -> None:
-    """And a removed node that comes back says that it is removed, until it is added again."""
+    """A removed node that returns reports that it is removed, until it is added again."""
     first = cluster.start("n1", bootstrap=True)
     with cluster.proposing():
         for name in NAMES[1:]:
             cluster.add(name)
         assert {one.name: one.votes for one in first.raft.status().members} == dict.fromkeys(NAMES, True)
         wait_for(lambda: all(node.reported[-1] == first.raft.members for node in cluster.nodes.values()))
-        for name in ("n1", "n5"):  # The least name, which dials nobody, and the greatest one.
+        for name in ("n1", "n5"):  # The lowest name, which dials no node, and the highest name.
             assert not cluster.remove(name).is_listed
         assert set(cluster.leader().members) == {"n2", "n3", "n4"}
         for name in ("n1", "n5"):
@@ -198,7 +198,7 @@ def test_cluster_grows_to_five_and_shrinks_to_three_under_load(cluster: RealClus
 @pytest.mark.usefixtures("no_pushes")
 @pytest.mark.parametrize("name", ["n1", "n3"])
 def test_offline_removed_node_learns_of_removal_at_each_start(cluster: RealCluster, name: str) -> None:
-    """Before and after the others dial it: n1 dials nobody as long as it hears a leader."""
+    """This holds before and after the others dial the node. n1 dials no node while it hears a leader."""
     for one in NAMES[:3]:
         cluster.start(one, *({*NAMES[:3]} - {one}), bootstrap=True)
     cluster.leader()
@@ -219,7 +219,7 @@ def test_offline_removed_node_learns_of_removal_at_each_start(cluster: RealClust
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pushes")
 def test_new_node_joins_knowing_only_one_follower(cluster: RealCluster) -> None:
-    """Its first snapshot is older than the first list, and has no addresses."""
+    """Its first snapshot is older than the first member list, and contains no addresses."""
     three(cluster)
     follower = next(name for name in cluster.nodes if not cluster.nodes[name].raft.is_leader)
     cluster.start("n4", follower)
@@ -264,7 +264,7 @@ def three(cluster: RealCluster) -> None:
 
 
 def _check(cluster: RealCluster) -> None:
-    """All nodes have applied the same, and everything that was acknowledged once."""
+    """Check that all nodes have applied the same commands, and each acknowledged command once."""
     machines = [node.machine for node in cluster.nodes.values()]
     last = max(index for index, _ in cluster.acknowledged)
     wait_for(lambda: all(len(machine.applied) >= last for machine in machines))

@@ -117,16 +117,17 @@ def test_node_down_during_two_resets_enters_newest_epoch(clock: Clock) -> None:
 
 
 def leave_alone(cluster: Lockstep) -> tuple[str, str, str]:
-    """The leader applied a reset and is gone into the next epoch; one follower has it uncommitted, one not.
+    """Let the leader apply a reset and enter the next epoch alone. One follower has the reset uncommitted,
+    the other does not have it.
 
-    Their names: the leader's, of the one that has it, of the one that lacks it.
+    Return the names of the leader, of the follower with the reset, and of the follower without it.
     """
     leader = cluster.lead()
     has, lacks = (name for name in cluster.members if name != leader.name)
     end = leader.log.last.index
 
     def drops(sender: str, receiver: str, message: Message) -> bool:
-        """Nobody but the leader hears of the commit."""
+        """Return whether to drop a message, so that only the leader learns of the commit."""
         if not isinstance(message, AppendEntries) or sender != leader.name:
             return False
         return receiver == lacks or message.commit > end
@@ -186,7 +187,7 @@ def test_followers_of_old_epoch_converge_with_reconnected_leader_of_next_epoch(c
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader, has, lacks = leave_alone(cluster)
-    # The two of the old epoch see the one of the next, and go on: with that they come to the reset.
+    # The two nodes of the old epoch connect to the node of the next epoch, continue, and so reach the reset.
     cluster.heal()
     cluster.run(lambda: all_in(cluster, 2))
     cluster.converge()
@@ -213,10 +214,12 @@ def lone(disk: MemoryDisk) -> Member:
 
 @pytest.mark.slow
 def test_power_cut_during_reset_loses_no_acknowledged_command(clock: Clock) -> None:
-    """Cut at every change of a file: the node is in one of the two epochs, with all that was acknowledged."""
+    """Cut the power at every change of a file. Afterwards the node is in one of the two epochs, with all
+    acknowledged commands.
+    """
 
     def run_to(member: Member, command: bytes, log: Log) -> Member:
-        """Commit a command, and note that it is."""
+        """Commit a command, and record the commit."""
         while not member.node.is_leader:
             clock.advance(TICK_S)
             member.node.step()

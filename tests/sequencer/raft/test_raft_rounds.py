@@ -19,7 +19,7 @@ NAMES = ["n1", "n2", "n3"]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The nodes whose PySyncObj was asked to decide, each time."""
+    """Record the name of the node at each call of PySyncObj's `_onTick`."""
     asked: list[str] = []
     on_tick = pysyncobj.syncobj.SyncObj._onTick
 
@@ -41,7 +41,7 @@ def leader(clock: Clock) -> Driven:
     return driven
 
 
-# --- What PySyncObj is asked -----------------------------------------------------------------------------
+# --- Calls of PySyncObj ----------------------------------------------------------------------------------
 
 
 def test_follower_calls_pysyncobj_only_when_election_is_due(clock: Clock, asked: list[str]) -> None:

@@ -55,7 +55,7 @@ def wait_for(condition: Callable[[], object], said: Callable[[], object] = lambd
 
 
 class Gated(ListMachine):
-    """Applies when it may."""
+    """A state machine that waits for permission to apply."""
 
     def __init__(self, may_apply: threading.Event) -> None:
         super().__init__()
@@ -67,7 +67,9 @@ class Gated(ListMachine):
 
 
 class Running:
-    """One real node, alone, on a disk in memory. `failures`: what it failed with, and how it was then."""
+    """A real single-node cluster on a disk in memory. `failures` contains each failure and the state of the
+    node at that moment.
+    """
 
     def __init__(self, tls: dict[str, TLS], disk: Any = None, **settings: Any) -> None:
         self.failures: list[tuple[type[BaseException], str, bool, str | None, int]] = []
@@ -89,7 +91,7 @@ class Running:
 
 
 def test_stop_on_full_disk_is_not_a_failure(tls: dict[str, TLS]) -> None:
-    """V8: it was taken for a failure, which ends the process with status 70."""
+    """V8: it counted as a failure, which ends the process with status 70."""
     running = Running(tls)
     running.raft.propose(b"one").result(120)
     running.disk.capacity_bytes = 0
@@ -103,7 +105,7 @@ def test_stop_on_full_disk_is_not_a_failure(tls: dict[str, TLS]) -> None:
 
 
 def _descriptors() -> Counter[str]:
-    """How many of each kind."""
+    """Return the number of open file descriptors of each kind."""
     found: Counter[str] = Counter()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -113,7 +115,7 @@ def _descriptors() -> Counter[str]:
 
 @pytest.mark.usefixtures("no_pushes")
 def test_failed_open_leaves_no_threads_or_file_descriptors(tls: dict[str, TLS], tmp_path: Path) -> None:
-    """V9: each left a thread, an event, an epoll and a bound port."""
+    """V9: each failed open left a thread, an event, an epoll and a bound port."""
     running = Running(tls)
     running.raft.propose(b"one").result(120)
     running.raft.stop()
@@ -125,7 +127,7 @@ def test_failed_open_leaves_no_threads_or_file_descriptors(tls: dict[str, TLS], 
     for _ in range(3):
         with pytest.raises(Corrupt):
             running.open()
-        assert set(threading.enumerate()) <= threads  # Those of earlier tests may end meanwhile.
+        assert set(threading.enumerate()) <= threads  # Threads of earlier tests may end meanwhile.
         assert _descriptors() <= descriptors
     file.pwritev([bytes([byte])], 40)
     file.close()
@@ -136,7 +138,9 @@ def test_failed_open_leaves_no_threads_or_file_descriptors(tls: dict[str, TLS], 
 
 
 class Dying(MemoryDisk):
-    """A disk that hangs in the sync of a snapshot once it `is_failing`, and fails that of the log."""
+    """A disk that hangs in the sync of a snapshot while `is_hanging`, and fails the sync of the log once it
+    `is_failing`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,9 +177,9 @@ class _DyingFile:
 
 
 def test_node_stops_on_disk_failure_while_snapshot_sync_hangs(tls: dict[str, TLS]) -> None:
-    """V10: it went on listening and leading until a snapshot was synced, on a disk that was dying.
+    """V10: the node listened and led until a snapshot was synced, although its disk was failing.
 
-    X2: that snapshot then got its name, behind the failed sync.
+    X2: that snapshot then got its name after the failed sync.
     """
     disk = Dying()
     running = Running(tls, disk, snapshot_ms=50)
@@ -197,7 +201,7 @@ def test_node_stops_on_disk_failure_while_snapshot_sync_hangs(tls: dict[str, TLS
 
 
 def test_stop_from_callback_leaves_nothing_in_flight(tls: dict[str, TLS]) -> None:
-    """V29: the thread tried to wait for itself; what was given up counted as in flight for ever."""
+    """V29: the thread tried to wait for itself, and abandoned commands counted as in flight indefinitely."""
     running = Running(tls)
     raised: list[BaseException] = []
     later: list[Future[int]] = []
@@ -223,7 +227,7 @@ def test_stop_from_callback_leaves_nothing_in_flight(tls: dict[str, TLS]) -> Non
 def test_stop_leaves_no_thread_except_pending_name_lookup(
     tls: dict[str, TLS], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """V23: it was said to leave none at all; a resolver cannot be interrupted."""
+    """V23: the documentation promised that no thread is left, but a name lookup cannot be interrupted."""
     before, answer, asked = set(threading.enumerate()), threading.Event(), threading.Event()
     look_up = socket.getaddrinfo
 
@@ -248,7 +252,7 @@ def test_stop_leaves_no_thread_except_pending_name_lookup(
 
 
 class Ups:
-    """A receiver that knows who is up."""
+    """A receiver that records which peers are up."""
 
     def __init__(self) -> None:
         self.up: set[str] = set()
@@ -267,7 +271,7 @@ class Ups:
 
 
 class Silent:
-    """A host that holds many connections, says nothing, and makes new ones for those that end."""
+    """A host that keeps many connections open, sends nothing, and replaces connections that end."""
 
     def __init__(self, port: int, host: str, count: int) -> None:
         self.port, self.host, self.count = port, host, count
@@ -303,7 +307,9 @@ class Silent:
 
 
 def test_member_connects_while_another_host_fills_all_connection_setups(tls: dict[str, TLS]) -> None:
-    """V14: once as many were not up as may be, whoever came next was refused, members too."""
+    """V14: when the maximum of connections was being set up, every further connection was rejected, also
+    those of members.
+    """
     with contextlib.ExitStack() as stack:
         listener = socket.create_server((HOST, 0))
         port = listener.getsockname()[1]
@@ -315,7 +321,7 @@ def test_member_connects_while_another_host_fills_all_connection_setups(tls: dic
                 listen=(HOST, port if name == "n1" else 0),
                 members=members,
                 tls=tls[name],
-                timing=MeshTiming(setup_s=1000.0, backoff_s=(0.01, 0.05)),  # Time lets nobody in.
+                timing=MeshTiming(setup_s=1000.0, backoff_s=(0.01, 0.05)),  # No setup times out.
             )
             for name in members
         }

@@ -51,7 +51,7 @@ def test_lease_has_one_holder_at_a_time_with_more_seeds() -> None:
 
 
 def finds(what: str, seeds: range = range(12), **settings: Any) -> None:
-    """One of the seeds fails by what was planted."""
+    """Check that one of the seeds fails because of the planted bug."""
     for seed in seeds:
         try:
             simulate(seed, **{**CALM, **TURNS, **settings})

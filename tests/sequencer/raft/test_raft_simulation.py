@@ -105,7 +105,7 @@ def test_cluster_recovers_from_lost_disk_with_member_killed_before_joining() -> 
             timeline.run(timeline.now + 0.05)
         assert cluster.may_wipe()
         cluster.replace_disk(joined[0])
-        cluster.kill(other)  # Nobody leads now, and nobody can without the late one's vote.
+        cluster.kill(other)  # No node can become leader now without the late node's vote.
         await_well(cluster, lambda: list(cluster.members))
 
 

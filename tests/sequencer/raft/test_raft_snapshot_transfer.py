@@ -36,7 +36,7 @@ from sequencer.raft.model.messages import (
 
 
 class Heavy(ListMachine):
-    """A machine whose state takes long to send."""
+    """A state machine with a state that takes long to send."""
 
     SIZE = 4 << 20
 
@@ -49,7 +49,7 @@ class Heavy(ListMachine):
 
 
 class Slow:
-    """Links that take their time; one that holds more than `outbox_bytes` is cut, as `TlsMesh` does it."""
+    """Slow links. A link that holds more than `outbox_bytes` is cut, as `TlsMesh` does it."""
 
     def __init__(self, cluster: Lockstep, *, bytes_per_s: float, outbox_bytes: float) -> None:
         self.cluster, self.bytes_per_s, self.outbox_bytes = cluster, bytes_per_s, outbox_bytes
@@ -81,7 +81,7 @@ class Slow:
             self.pipes[link].append((self.free_at[link], message))
 
     def cut(self, one: str, two: str) -> None:
-        """The connection ends with all that is under way; the next one is made at once."""
+        """End the connection with everything that is under way. The next connection is made at once."""
         for link in ((one, two), (two, one)):
             self.pipes[link].clear()
             self.free_at[link] = 0.0
@@ -100,14 +100,14 @@ class Slow:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshots in proportion: a window is a quarter of one."""
+    """Reduce the sizes in proportion: a window is a quarter of a snapshot."""
     monkeypatch.setattr(replication, "WINDOW_BYTES", 1 << 20)
     monkeypatch.setattr(replication, "CHUNK_BYTES_MAX", 128 << 10)
     monkeypatch.setattr(raft_bench, "ListMachine", Heavy)
 
 
 def lagging(cluster: Lockstep, *, commands: int = 30) -> str:
-    """Cut a follower off until what it lacks is in no log any more; its name."""
+    """Cut a follower off until no log contains the entries that it misses. Return its name."""
     leader = cluster.lead()
     name = other_than(cluster, leader.name)
     cluster.isolate(name)
@@ -119,7 +119,7 @@ def lagging(cluster: Lockstep, *, commands: int = 30) -> str:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_snapshot_chunks_are_sent_once_over_link_slower_than_heartbeat(clock: Clock) -> None:
-    """V3: the window was sent again at each heartbeat, until the outbox was full, without end."""
+    """V3: the window was sent again at each heartbeat until the outbox was full, indefinitely."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, segment_bytes=1000)
     name = lagging(cluster)
     slow = Slow(cluster, bytes_per_s=1e6, outbox_bytes=4 << 20)
@@ -133,7 +133,7 @@ def test_snapshot_chunks_are_sent_once_over_link_slower_than_heartbeat(clock: Cl
 
 @pytest.mark.usefixtures("small_pieces")
 def test_snapshot_transfer_continues_at_received_offset_after_reconnection(clock: Clock) -> None:
-    """V2: what the follower had already was queued at once behind it, more than any outbox takes."""
+    """V2: the bytes that the follower already had were queued again at once, more than any outbox takes."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, segment_bytes=1000)
     name = lagging(cluster)
     slow = Slow(cluster, bytes_per_s=4e6, outbox_bytes=2 << 20)
@@ -144,13 +144,15 @@ def test_snapshot_transfer_continues_at_received_offset_after_reconnection(clock
     cluster.converge()
     again = slow.data[name][before:]
     assert len({chunk.snapshot for chunk in slow.data[name]}) == 1
-    # A new connection begins with a window, before the follower can say what it has.
+    # A new connection starts with one window, before the follower can report what it has.
     assert [chunk.offset for chunk in again if (1 << 20) <= chunk.offset < had] == []
     assert slow.overflows == 0
 
 
 def test_leader_keeps_bounded_log_for_follower_installing_snapshot(clock: Clock) -> None:
-    """V17: the leader's log went on without it meanwhile, so that it got snapshot after snapshot."""
+    """V17: meanwhile the leader compacted its log past the follower, which then got snapshot after
+    snapshot.
+    """
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=8, segment_bytes=300)
     name = lagging(cluster)
     leader, follower = cluster.lead(), cluster.members[name]
@@ -167,7 +169,7 @@ def test_leader_keeps_bounded_log_for_follower_installing_snapshot(clock: Clock)
     follower.worker.is_held = False
     cluster.converge()
     assert len({chunk.snapshot for chunk in of_kind(seen, InstallSnapshot, name)}) == 1
-    # Not without bound: whoever never gets on costs so much, no more.
+    # The retained log is bounded: a follower without progress costs no more than this.
     cluster.isolate(name)
     for at in range(HOLD_FACTOR * 8):
         cluster.commit(b"%d" % at, via=leader.name)
@@ -178,7 +180,7 @@ def test_leader_keeps_bounded_log_for_follower_installing_snapshot(clock: Clock)
 def test_compaction_reads_bounded_number_of_entries_for_slow_follower(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """V24: all entries held were counted on the consensus thread, which cost a second per million."""
+    """V24: the consensus thread counted all retained entries, which cost a second per million."""
     driven = member(clock, keep_entries=10)
     term = driven.lead()
     start = driven.log.last.index + 1

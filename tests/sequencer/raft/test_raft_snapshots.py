@@ -450,7 +450,7 @@ def test_transfer_above_size_limit_raises_format_error() -> None:
     assert disk.paths() == [path_of(10)]
 
 
-# --- Damage ----------------------------------------------------------------------------------------------
+# --- Corruption ------------------------------------------------------------------------------------------
 
 
 def test_flipped_bit_in_header_raises_corrupt_and_removes_nothing() -> None:
@@ -538,7 +538,7 @@ class _ShortFile:
 
 
 class ShortReads(MemoryDisk):
-    """A disk that gives 7 bytes at a time."""
+    """A disk that returns 7 bytes at a time."""
 
     def open(self, path: str, *, write: bool = False) -> File:
         return _ShortFile(super().open(path, write=write))  # type: ignore[return-value]
@@ -672,7 +672,9 @@ def test_read_error_raises_storage_failed_and_does_not_fail_store() -> None:
 
 
 def check(disk: MemoryDisk, log: Log) -> None:
-    """The newest promised snapshot or a newer one is there, whole, alone, and can be followed by another."""
+    """Check that the newest promised snapshot or a newer one is complete, that it is the only one, and that
+    another can follow.
+    """
     store = store_on(disk)
     newest = store.newest
     if newest is None:
@@ -689,7 +691,7 @@ def check(disk: MemoryDisk, log: Log) -> None:
 
 
 def recover(disk: MemoryDisk, log: Log) -> None:
-    """What a start finds, it relies on: it is promised from then on."""
+    """Promise the snapshot that a start finds, because the node relies on it."""
     store = store_on(disk)
     if store.newest is not None:
         log.append(store.newest.place.index)
@@ -722,7 +724,7 @@ def prepare_nothing(disk: MemoryDisk) -> None:
 
 
 def prepare_leftovers(disk: MemoryDisk) -> None:
-    """What crashes may leave: older snapshots that came back, and files that were not finished."""
+    """Leave what crashes may leave: older snapshots that came back, and unfinished files."""
     prepare_nothing(disk)
     for index in (2, 4, 10):
         disk.write(path_of(index), file_of(index))
@@ -747,7 +749,7 @@ def with_ten(disk: MemoryDisk) -> None:
 
 
 def open_only(disk: MemoryDisk, log: Log) -> None:
-    log.append(10)  # It was durable before.
+    log.append(10)  # The snapshot was durable before.
     recover(disk, log)
 
 

@@ -10,7 +10,7 @@ from sequencer.raft.model.messages import CHUNK_BYTES_MAX
 
 
 def steps_of_return(cluster: Lockstep, clock: Clock, member: Member) -> list[Phase]:
-    """The steps, without repeats, from the start of a member until it keeps up."""
+    """Return the phases of a member without repeats, from its start until it keeps up."""
     steps, told = NodePhases(), list[Phase]()
 
     def look() -> bool:
@@ -30,7 +30,7 @@ def names_of(steps: list[Phase]) -> list[str]:
 
 
 def away(cluster: Lockstep) -> str:
-    """Stop a follower; its name."""
+    """Stop a follower, and return its name."""
     leader = cluster.lead()
     cluster.converge()
     name = next(name for name in cluster.names if name != leader.name)

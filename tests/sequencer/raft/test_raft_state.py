@@ -1,6 +1,6 @@
 """Raft entries, replicated state, proposals, follower progress and snapshot sending, against models.
 
-Each clever part runs beside its dumb definition, over a network and a log that lose, repeat and reorder.
+Each optimized part runs beside its simple definition, over a network and a log that lose, repeat and reorder.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_entry_of_random_bytes_decodes_or_raises_format_error(content: bytes) ->
 def test_corrupt_entry_encodes_back_unchanged_or_raises_format_error(
     commands: list[bytes], is_join: bool, mutations: list[tuple[str, int, int]]
 ) -> None:
-    """What decodes fills its bytes exactly: encoded again it is the same."""
+    """Decoded content uses all of its bytes: encoding it again returns the same bytes."""
     whole = (
         encode_join(JoinEntry("n1", disk_id("n1")))
         if is_join
@@ -210,7 +210,6 @@ def test_truncated_state_raises_format_error(state: ClusterState, at: int) -> No
 
 
 def test_equal_states_encode_to_equal_bytes_in_any_dict_order() -> None:
-    """In whatever order their dictionaries came to be."""
     one = initial_state(bytes(16), 1, {"a": disk_id("a"), "b": disk_id("b")})
     two = initial_state(bytes(16), 1, {"b": disk_id("b"), "a": disk_id("a")})
     one.proposers = {disk_id("a"): ProposerState(1), disk_id("b"): ProposerState(2)}
@@ -223,7 +222,7 @@ def test_equal_states_encode_to_equal_bytes_in_any_dict_order() -> None:
 
 @dataclass
 class DumbState:
-    """Every pack that was carried out, and nothing else remembered."""
+    """The simple definition, which remembers every applied pack and nothing else."""
 
     carried_out: list[Commands] = field(default_factory=list)
     runs: dict[bytes, int] = field(default_factory=dict)
@@ -247,9 +246,9 @@ PACK = st.tuples(st.sampled_from(["n1", "n2", "stranger"]), st.integers(1, 2), s
 def test_packs_are_applied_once_in_order_of_their_proposer(
     packs: list[tuple[str, int, int]], restored_at: int
 ) -> None:
-    """However often, in whatever order and of whatever run its entries were committed; rule 4.
+    """The entries of a pack may be committed several times, in any order and from any run; rule 4.
 
-    Half-way the state goes through a snapshot.
+    Half-way the state is encoded as for a snapshot, and decoded again.
     """
     state = initial_state(bytes(16), 1, {name: disk_id(name) for name in ("n1", "n2")})
     members, dumb, outcomes = {disk_id("n1"), disk_id("n2")}, DumbState(), {}
@@ -271,7 +270,7 @@ def test_packs_are_applied_once_in_order_of_their_proposer(
 
 
 def test_pack_outcomes_below_floor_of_proposer_are_forgotten() -> None:
-    """Else a state would grow for ever."""
+    """Otherwise a state would grow without bound."""
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1")})
     for sequence in range(1, 101):
         floor = max(1, sequence - 3)
@@ -309,7 +308,7 @@ def test_running_checksums_are_equal_only_for_equal_histories(
 
 
 def test_newest_join_of_member_decides_its_disk() -> None:
-    """Where it was first asked for, if more than once."""
+    """If a join is repeated, its first index counts."""
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1"), "n2": disk_id("n2")})
     assert state.disks["n2"] == claim_of("n2")
     joins = [
@@ -325,7 +324,7 @@ def test_newest_join_of_member_decides_its_disk() -> None:
 
 
 def test_commands_of_replaced_disk_are_not_applied() -> None:
-    """What it sent before it was lost may still be on its way."""
+    """Commands that the disk sent before its loss may still be on their way."""
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1")})
     state.apply(RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 1))), 2, 1))
     late = state.apply(RaftEntry(encode_commands(disk_id("n1"), 1, 1, 1, [b"late"]), 3, 1))
@@ -351,7 +350,7 @@ ACTION = st.one_of(
 
 @dataclass
 class Proposing:
-    """A node's proposals before a log that takes them in any order, if at all."""
+    """A node's proposals, with a log that takes them in any order or not at all."""
 
     proposals: Proposals = field(default_factory=lambda: proposals_of("n1"))
     state: ClusterState = field(default_factory=lambda: initial_state(bytes(16), 1, {"n1": disk_id("n1")}))
@@ -377,7 +376,7 @@ class Proposing:
             case "take":
                 self.now += 0.6
                 self.under_way += self.proposals.next_entries(number, self.now)
-            case "restore":  # A snapshot covers what was committed unseen.
+            case "restore":  # A snapshot covers commits that the node has not seen.
                 for _ in range(min(number, len(self.under_way))):
                     self.commit(self.under_way.pop(0), is_told=False)
                 self.proposals.on_restored(self.state, self.now)
@@ -395,7 +394,9 @@ class Proposing:
 def test_commands_are_applied_once_in_order_and_futures_return_their_index(
     actions: list[tuple[str, int]],
 ) -> None:
-    """Section 8 of the Raft paper: entries are lost, repeated, overtaken, committed unseen."""
+    """Section 8 of the Raft paper: entries are lost, repeated, reordered, or committed without the node's
+    knowledge.
+    """
     node = Proposing()
     for action, number in actions:
         node.act(action, number)
@@ -491,7 +492,9 @@ def test_closed_proposals_fail_pending_futures_and_reject_commands() -> None:
 
 @dataclass
 class Replicating:
-    """A leader with one follower that compares and writes, over a network that may do anything."""
+    """A leader with one follower that compares and writes, over a network that may lose, repeat and
+    reorder.
+    """
 
     leader: Entries
     follower: Entries
@@ -500,7 +503,7 @@ class Replicating:
     replies: list[tuple[bool, int, int]] = field(default_factory=list)
 
     def pump(self, *, is_heartbeat: bool) -> None:
-        """As `followers` does, two entries a message."""
+        """Send as a leader does, with two entries a message."""
         has_sent = False
         while self.progress.next <= self.leader.last.index and not self.progress.is_full:
             entries = tuple(self.leader.entries(self.progress.next))[:2]
@@ -588,7 +591,7 @@ def test_follower_progress_reaches_leader_log_end_over_unreliable_network(
             pair.act("arrive", 0)
             pair.act("answer", 0)
     assert pair.progress.match == leader.last.index
-    agreed = follower.entries(2, leader.last.index + 1)  # What is longer stays until it is in the way.
+    agreed = follower.entries(2, leader.last.index + 1)  # A longer tail stays until it conflicts.
     assert [entry.place for entry in agreed] == [entry.place for entry in leader.entries(2)]
     assert (pair.progress.mode, pair.progress.in_flight_bytes) == (Mode.REPLICATE, 0)
 
@@ -638,7 +641,7 @@ def test_follower_progress_stays_in_snapshot_mode_until_snapshot_matches() -> No
 
 
 class BytesReader:
-    """A snapshot to be sent, in memory."""
+    """A reader of a snapshot in memory."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.is_closed = content, False
@@ -661,7 +664,7 @@ SENDING = st.tuples(
 def test_snapshot_sender_delivers_whole_snapshot_over_unreliable_network(
     content: bytes, steps: list[tuple[str, int]]
 ) -> None:
-    """Also to a follower that forgot what it had; and no more than the window is under way at once."""
+    """The follower may also forget what it had. No more than the window is under way at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replication, "WINDOW_BYTES", 12)
         patch.setattr(replication, "CHUNK_BYTES_MAX", 5)

@@ -24,7 +24,7 @@ from sequencer.raft.transport.mesh import TlsMesh
 
 
 def has_come(connection: RaftConnection) -> bool:
-    """Whether the kernel has acknowledged, on the other side, all that was written here."""
+    """Return whether the kernel of the other side has acknowledged all bytes that were written here."""
     unacknowledged = bytearray(4)
     fcntl.ioctl(connection.fd, termios.TIOCOUTQ, unacknowledged)
     return connection.stuck_bytes == 0 and not any(unacknowledged)
@@ -181,7 +181,7 @@ def test_message_to_unconnected_peer_is_dropped(net: Net) -> None:
 
 def test_wake_ends_current_or_next_poll(net: Net) -> None:
     mesh = net.mesh("n1", members={"n1": net.members["n1"]}, reload_s=3600.0)
-    mesh.poll(0)  # the first look at the certificates is due at once
+    mesh.poll(0)  # the first check of the certificates is due at once
     mesh.wake()
     mesh.poll(3600)
     thread = threading.Thread(target=mesh.wake)
@@ -203,7 +203,7 @@ def test_poll_raises_error_of_receiver(net: Net) -> None:
         net.drive(lambda: False)
 
 
-# --- how it is made, and dialling -------------------------------------------------------------------------
+# --- creation and dialling --------------------------------------------------------------------------------
 
 
 def test_mesh_requires_own_node_certificate_and_valid_members(pki: Pki, net: Net) -> None:
@@ -273,7 +273,7 @@ def test_dialer_rotates_addresses_with_growing_backoff_that_resets_after_stable_
     bounds = [(0.5, 1), (1, 2), (2, 4), (2, 4), (2, 4)]
     assert all(low <= pause <= high for pause, (low, high) in zip(pauses, bounds, strict=True))
     dialer.on_ended(now_s, 0.1)
-    assert dialer.due_s - now_s >= 2  # it stood for no time to speak of
+    assert dialer.due_s - now_s >= 2  # the connection was too short to reset the backoff
     dialer.on_ended(now_s, 5.0)
     assert dialer.due_s - now_s <= 1
     dialer.retry_now(now_s)

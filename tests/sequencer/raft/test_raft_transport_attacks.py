@@ -208,7 +208,7 @@ def test_silent_connections_are_limited_and_time_out_while_members_are_served(
 
 
 class OutOfFiles:
-    """A listener in a process that may not open another file."""
+    """A listener in a process that may not open more files."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener

@@ -62,7 +62,7 @@ def test_refused_node_is_connected_when_it_becomes_member(three: Net) -> None:
 
 
 def test_member_with_lowest_name_dials_others_only_on_demand(three: Net) -> None:
-    """Otherwise it would never learn that they do not dial it any more."""
+    """Without these connections it would never learn that the others do not dial it any more."""
     two = {name: three.members[name] for name in ("n2", "n3")}
     first, third = three.mesh("n1"), three.mesh("n3", members=two)
     third.set_members(two, NOTICE)

@@ -45,7 +45,7 @@ def test_batch_index_matches_plain_list_after_adding_and_pruning(seed):
     known, at, below = BatchIndex(), 0, 0
     while at < len(whole):
         count = rng.randrange(1, 9)
-        known.add(whole[max(0, at - rng.randrange(3)) : at + count])  # Some are told twice.
+        known.add(whole[max(0, at - rng.randrange(3)) : at + count])  # Some are added twice.
         at = min(len(whole), at + count)
         if rng.random() < 0.2:
             below = max(below, rng.choice(whole[:at]).offset)

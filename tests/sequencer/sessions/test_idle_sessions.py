@@ -67,7 +67,7 @@ def opened(state: SequencerState, name: str, number: int, run: int = 0) -> int:
 
 
 def closed(state: SequencerState, session_id: int, run: int = 0) -> None:
-    """Nothing was published."""
+    """Close a run in which nothing was published."""
     do_fence(state, session_id, run)
     do_close(state, session_id, run, (0, 64, 0))
 
@@ -83,7 +83,7 @@ def test_open_sessions_are_limited_per_certificate_and_in_total() -> None:
     assert refused.is_full
     assert not refused.is_fenced
     assert "sessionsPerNameMax" in refused.why
-    # What is open already stays open, and goes on with its next start.
+    # An open session stays open, and can start its next run.
     opened(state, "pub~a", 1)
     opened(state, "pub~a", 1, run=1)
     ids += [opened(state, name, number) for number, name in enumerate(["other", "third"], 3)]
@@ -100,14 +100,16 @@ def test_new_incarnation_opens_at_session_limit_but_second_one_is_rejected() -> 
     first = opened(state, "pub", 1)
     second = opened(state, "pub", 2)
     assert state.sessions[second].waits_for == first
-    # But not one behind another before the first is closed.
+    # But a third session is rejected until the first one is closed.
     assert must(CommandRejected, apply(state, opening_of(state, "pub", 3))).is_full
     closed(state, first)
     opened(state, "pub", 3)
 
 
 def test_dedup_ids_per_owner_are_limited() -> None:
-    """Each leaves its watermark in the state for good: a publisher must not fill all nodes with them."""
+    """Each dedup id leaves its watermark in the state permanently: a publisher must not fill all nodes with
+    watermarks.
+    """
     state = new_state()
     state.wanted = {f"feed~{number}": 1 for number in range(DEDUP_IDS_MAX)}
     refused = must(CommandRejected, apply(state, opening("pub", dedup="feed~more")))
@@ -142,7 +144,7 @@ def test_reopened_session_counts_against_session_limit() -> None:
     assert opened(state, "a", 1, run=1) == first
 
 
-# What follows from the sessions
+# Data derived from the sessions
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "close", "forget"]), st.integers(0, 5)), max_size=60))
@@ -189,7 +191,7 @@ def ends(state: SequencerState) -> tuple[ReplicationTracker, SessionCloser]:
 
 
 def looked(idle: IdleSessions, until_ns: int, begin_ns: int = 0) -> list[int]:
-    """What a leader finds that looks now and then, up to that time."""
+    """Return the first sessions that a leader finds when it polls up to that time."""
     found = [idle.plan(now_ns) for now_ns in range(begin_ns, until_ns, POLL_NS)]
     return next(filter(None, found), idle.plan(until_ns))
 
@@ -208,7 +210,7 @@ def test_idle_session_is_closed_at_end_reported_by_majority() -> None:
     assert endings.plan() == [FenceRun(1, 0)]
     do_merge(state, piece())
     endings.on_applied(apply(state, FenceRun(1, 0)))
-    # Whoever leads next closes it, too.
+    # The next leader closes it, too.
     for planner in (endings, SessionCloser(state, tracker)):
         for node, number in (("n1", 10), ("n2", 30)):
             tracker.on_final(node, SessionEnd(1, 0, 0, 64 + number * 8, number), None)
@@ -242,7 +244,7 @@ def test_idle_time_is_configurable_and_0_closes_no_session(minutes: int) -> None
 
 @pytest.mark.parametrize("pause_minutes", [1, 60])
 def test_idle_time_excludes_pause_of_leader(pause_minutes: int) -> None:
-    """A node was paused: it heard nothing of publishers that were there all the time."""
+    """A paused node received nothing from publishers that were connected all the time."""
     state = new_state()
     do_open(state)
     apply(state, Configure(session_idle_minutes=1))
@@ -270,7 +272,7 @@ def test_session_closed_by_operator_is_closed_even_if_its_last_bytes_are_lost() 
         tracker.on_final(node, SessionEnd(1, 0, 0, 640, 10), None)
     (close,) = endings.plan()
     endings.on_applied(must(RunClosed, apply(state, close)))
-    # The one node that held those bytes has lost them: no sender is waited for.
+    # The only node with those bytes has lost them, so no sender is waited for.
     told = dict.fromkeys(("n1", "n2", "n3"), state.joins)
     assert endings.plan_lost(told) == [CloseRun(1, 0, 0, 64, 0)]
     must(RunClosed, apply(state, CloseRun(1, 0, 0, 64, 0)))
@@ -292,7 +294,9 @@ def test_session_closed_by_operator_is_closed_even_if_its_last_bytes_are_lost() 
 def test_run_closed_without_its_last_messages_is_counted_as_cut_short_once(
     known: str, end: tuple[int, int, int], is_cut: bool
 ) -> None:
-    """No merged byte says so: a session that lost its last messages looks like one that had no more."""
+    """No merged byte shows it: a session that lost its last messages looks like a session that had no
+    more.
+    """
     state, whole = new_state(), End(0, 256, 20)
     if known == "sealed":
         run = SealedRun(0, bytes(8), whole)
@@ -363,7 +367,7 @@ def test_oldest_closed_sessions_are_forgotten_once_merged_by_majority() -> None:
 
 
 def test_owner_cycling_sessions_evicts_only_its_own_session_records() -> None:
-    """A publisher whose record is gone is fenced when it comes back."""
+    """A publisher without a record is fenced when it returns."""
     state = new_state()
     old = OldSessions(state, 0, kept=2)
     for name in ["honest", *(f"hostile~{number}" for number in range(FORGET_AT_ONCE + 1))]:
@@ -378,7 +382,7 @@ def test_owner_cycling_sessions_evicts_only_its_own_session_records() -> None:
 
 @pytest.mark.parametrize("minutes", [0, 60])
 def test_sessions_closed_by_hard_reset_are_kept_for_idle_time(minutes: int) -> None:
-    """All of them at once are too many to be remembered, and none of them is to be fenced for that."""
+    """A reset closes more sessions at once than are kept, but none of them must be fenced because of that."""
     state = new_state()
     apply(state, Configure(session_idle_minutes=minutes))
     count = 4 + FORGET_AT_ONCE
@@ -408,7 +412,7 @@ def test_forgotten_incarnation_stays_fenced_and_its_name_is_free() -> None:
 
 
 def test_forgetting_newer_incarnation_first_leaves_state_equal_to_its_snapshot() -> None:
-    """Else nodes that began with the snapshot would refuse what the others let in."""
+    """Otherwise nodes that started with the snapshot would reject sessions that the others accept."""
     state = new_state()
     for number in range(2):
         closed(state, opened(state, "a", number))
@@ -449,7 +453,7 @@ def test_older_incarnation_can_be_forgotten_after_newer_one() -> None:
 
 @pytest.fixture
 def few_kept(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Few enough keys for a test of what happens at the limit."""
+    """Lower the limit of forgotten keys to a number that a test can reach, and return it."""
     monkeypatch.setattr("sequencer.state.forgotten_sessions.FORGOTTEN_MAX", 8)
     return 8
 
@@ -518,7 +522,9 @@ def test_forgotten_key_eviction_is_identical_after_snapshot_and_in_replay(
 
 @pytest.mark.slow
 def test_state_snapshot_and_leader_memory_stay_bounded_over_thousands_of_sessions() -> None:
-    """State, snapshot and what the leader knows: as large after 4,000 sessions as after 2,000."""
+    """From 2,000 to 4,000 sessions, state, snapshot and the leader's memory grow only by the keys of
+    forgotten sessions.
+    """
     state = new_state()
     do_join(state, "n1", "n2", "n3")
     tracker = ReplicationTracker(3)
@@ -556,12 +562,13 @@ def test_state_snapshot_and_leader_memory_stay_bounded_over_thousands_of_session
                 for gone in done.session_ids:
                     tracker.forget_session(gone)
             if number % 500 == 0:
-                state.merged.declared.clear()  # As the next merged segment does.
+                state.merged.declared.clear()  # The next merged segment does the same.
             if number in {1_999, 3_999}:
                 state.merged.declared.clear()
                 snapshot = encode_state(state)
                 gc.collect()
-                # Only what these modules allocate: threads that earlier tests left may allocate, too.
+                # Count only allocations of these modules, because threads that earlier tests left may
+                # allocate, too.
                 ours = tracemalloc.Filter(True, "*/sequencer/*")
                 traces = tracemalloc.take_snapshot().filter_traces([ours])
                 size = sum(each.size for each in traces.statistics("filename"))
@@ -571,7 +578,7 @@ def test_state_snapshot_and_leader_memory_stay_bounded_over_thousands_of_session
     early, late = sizes
     assert late[2] <= CLOSED_KEPT + FORGET_AT_ONCE
     assert late[0] - early[0] <= 2_000 * (KEY_BYTES + 1), sizes
-    # Keys and a dictionary for each owner; a whole session takes several KB.
+    # Each owner costs keys and a dictionary. A whole session would take several KB.
     each = sys.getsizeof({0: 0}) + sys.getsizeof(bytes(KEY_BYTES)) + sys.getsizeof(bytes(OWNER_BYTES)) + 150
     assert late[1] - early[1] <= 2_000 * each, sizes
     assert len(endings.due) <= 1, "the last one"

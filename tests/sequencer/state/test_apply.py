@@ -65,17 +65,17 @@ from sequencer.state.state import HOLDS_MAX, RUNS_MAX, End, MergedSegment, Seque
 from sequencer.state.state_codec import decode_state, encode_state
 from sequencer.state.write_plan import SessionEnd, WritePlan, decode_write_plan, encode_write_plan
 
-# Scenes that tests begin with, and the words of scripts
+# States that tests start with, and the commands of scripts
 
 
 def merged(state: SequencerState) -> None:
-    """X 0 of session 1 is merged up to 128, number 10."""
+    """Merge run 0 of session 1 up to offset 128, number 10."""
     do_open(state)
     do_merge(state, piece())
 
 
 def dedup(state: SequencerState) -> None:
-    """Sessions 1 and 2 share a dedup id, of which ids up to 10 are merged, by session 1."""
+    """Open sessions 1 and 2 with the same dedup id. Its numbers up to 10 are merged from session 1."""
     do_open(state, "a", dedup="d")
     do_open(state, "b", dedup="d", incarnation=1)
     do_merge(state, piece())
@@ -99,7 +99,7 @@ WORDS: dict[str, Callable[..., Command]] = {
 
 
 def read_line(line: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Word, values and named values of a line; numbers are numbers."""
+    """Return the word, the values and the named values of a line, with numbers as numbers."""
     word, *rest = line.split()
     values = [int(one) if one.isdecimal() else one for one in rest if "=" not in one]
     named = dict(one.split("=") for one in rest if "=" in one)
@@ -184,7 +184,7 @@ def test_runs_and_holds_beyond_limit_are_rejected_without_state_change(
     assert encode_state(state) == before
 
 
-# Lives
+# Runs
 
 
 def test_open_run_is_idempotent_for_its_session() -> None:
@@ -227,7 +227,9 @@ def test_configure_changes_only_named_settings() -> None:
 def test_incarnations_are_merged_and_closed_in_order(
     steps: list[tuple[int, str]],
 ) -> None:
-    """The dumb definition: an incarnation may be merged or end when all before it of its name have ended."""
+    """The simple definition: an incarnation may be merged or closed only when all earlier ones of its name
+    have ended.
+    """
     state = new_state()
     for which, what in steps:
         session_id = which + 1
@@ -248,7 +250,7 @@ def test_incarnations_are_merged_and_closed_in_order(
 
 
 def block_counts(order: WritePlan) -> list[tuple[int, int, int]]:
-    """Session id, skip and messages of the blocks with batches."""
+    """Return session id, skip and number of messages of the blocks with batches."""
     found = []
     at = order.offset or 64
     seed = segment_seed(CLUSTER, *order.segment)
@@ -404,7 +406,7 @@ def test_session_is_declared_once_per_segment() -> None:
 
 
 def test_instruction_with_only_skipped_messages_starts_no_segment() -> None:
-    """The first thing a stream merges may be of no message: then there is no segment yet."""
+    """The first instruction of a stream may merge no message: then there is no segment yet."""
     state = new_state()
     do_open(state, dedup="d")
     state.wanted["d"] = 100
@@ -420,7 +422,7 @@ def test_instruction_with_only_skipped_messages_starts_no_segment() -> None:
 
 
 class Sources:
-    """Some sessions of real bytes, and how far each was offered."""
+    """Some sessions of real bytes, and how far each one was offered."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -462,7 +464,7 @@ class Sources:
         return [session.range_of(session_id, run, roll, a, b) for a, b in pairwise(cuts)]
 
     def next_command(self, state: SequencerState) -> Command | None:
-        """The next command of some sessions; instructions take ranges of several."""
+        """Return the next command of some sessions. An instruction takes ranges of several sessions."""
         heads = {one: queue[0] for one, queue in self.queues.items() if queue}
         ranges = [head for head in heads.values() if isinstance(head, MergeRange)]
         others = [head for head in heads.values() if not isinstance(head, MergeRange)]
@@ -475,7 +477,7 @@ class Sources:
         chosen = sorted(self.rng.sample(ranges, self.rng.randint(1, len(ranges))), key=lambda r: r.session_id)
         wanted = state.wanted.get("twins")
         kept = []
-        for one in chosen:  # Twins begin at 0, so one of them always may go on.
+        for one in chosen:  # Twins start at 0, so one of them can always continue.
             if state.sessions[one.session_id].dedup_id is not None:
                 wanted = one.first if wanted is None else wanted
                 if one.first > wanted:
@@ -486,7 +488,7 @@ class Sources:
         return merging(state, *kept) if kept else rolling(state)
 
     def expected(self) -> dict[str, list[tuple[int, bytes]]]:
-        """What each session must come to, if none has a twin."""
+        """Return the messages that each session must produce if no session has a twin."""
         return {
             self.names[one]: [
                 (int(said.value.split(b":")[1]), said.value)
@@ -555,7 +557,7 @@ def test_write_plans_produce_dense_merged_log_of_all_messages(seed: int) -> None
 
 
 def assert_table(state: SequencerState, merger: DumbMerger, heard: list[Heard]) -> None:
-    """The segment table says what the files are."""
+    """Check that the segment table agrees with the files."""
     sizes = {segment: len(data) for segment, data in merger.files.items() if any(data)}
     if state.merged.segment is None:
         assert not sizes

@@ -454,7 +454,7 @@ def test_other_commands_with_invalid_fields_are_rejected(wrong: Any) -> None:
 
 
 def asking(content: bytes) -> bytes:
-    """A request for whatever that is."""
+    """Return an encoded request with this content as its command."""
     ask = pb.Ask(id=b"Q" * 16, until_ns=1, command=content)
     return pb.Command(version=1, ask=ask).SerializeToString()
 

@@ -30,7 +30,7 @@ NEXT = LATEST + 1
 
 @pytest.fixture
 def knows_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This program knows one more level."""
+    """Let this program know one more level."""
     monkeypatch.setattr(feature_level, "LATEST", NEXT)
     monkeypatch.setitem(feature_level.PERMITS, NEXT, "something new")
 
@@ -156,7 +156,7 @@ def test_refused_raise_request_is_decided_without_changing_feature_level() -> No
     asked(state, NEXT)
     assert apply(state, DecideRequest(b"q" * 16, 50, "not yet")) == CommandRejected("not yet")
     assert state.feature_level == 1
-    apply(state, DecideRequest(b"q" * 16, 50))  # Of an earlier leader.
+    apply(state, DecideRequest(b"q" * 16, 50))  # A decision of an earlier leader.
     assert state.feature_level == 1
 
 

@@ -14,7 +14,9 @@ NAMES = ("workers~0123456789abcdef.p000", "workers~0123456789abcdef.p001")
 
 
 def with_group() -> SequencerState:
-    """A log of 10 messages, a group at 3 and 7, and a subscriber whose name begins like the group's."""
+    """Return a state with 10 messages, a group at 3 and 7, and a subscriber with a name that starts like the
+    group's.
+    """
     state = new_state()
     do_open(state)
     do_merge(state, piece())

@@ -29,7 +29,7 @@ def fresh() -> bytes:
 
 
 def grant(state: SequencerState, owner: str = "h1", lease: str = LEASE) -> int:
-    """Give the lease to `owner`, whoever holds it. Returns the token."""
+    """Grant the lease to `owner`, even if another owner holds it. Return the token."""
     held = state.leases.get(lease)
     if held is not None:
         apply(state, ExpireLeases((IdleLease(lease, held.token, held.renewals),)))
@@ -295,7 +295,7 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 @settings(max_examples=300)
 def test_each_commit_counts_once_despite_repeated_late_or_abandoned_commands(actions: list[Any]) -> None:
-    """The owner's commits alone make the rows: commands of the past, in any order, change nothing."""
+    """Only the owner's commits change the rows. Old commands, in any order, change nothing."""
     state, model, sent = new_state(), dict[str, bytes](), list[WriteTable]()
     owner, token, commits = "h1", grant(state), 0
     for what, given_ in actions:

@@ -236,12 +236,14 @@ STEPS = st.lists(
 def test_lease_has_one_owner_at_a_time_with_late_lost_or_repeated_commands(
     steps: list[tuple[str, str, str, int]],
 ) -> None:
-    """Owners count on a lease for its duration from when they began to ask; commands are applied late."""
+    """An owner relies on a lease for its duration from the start of the request. Commands are applied
+    late.
+    """
     state, now_ns = new_state(), 0
     leader = LeaseExpiry(state)
     log: list[Command] = []
     counts_on: dict[str, tuple[str, int, int]] = {}
-    """By lease: who may count on it, by which token, until when."""
+    """By lease: the owner that may rely on it, the token, and the end time."""
     mine: dict[tuple[str, str], int] = {}
     tokens: list[int] = []
 
@@ -281,7 +283,7 @@ def test_lease_has_one_owner_at_a_time_with_late_lost_or_repeated_commands(
                 log.append(ReleaseLeases(request(), host, (HeldLease(name, mine.pop((host, name))),)))
                 commit(log[-1], now_ns)
             case "again" if log:
-                apply(state, log[choice % len(log)])  # Whoever asked has its answer, or waits no more.
+                apply(state, log[choice % len(log)])  # The requester has its answer, or waits no more.
             case "leader":
                 leader = LeaseExpiry(state)
             case "wait":

@@ -247,7 +247,9 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 @settings(max_examples=300)
 def test_request_is_carried_out_at_most_once_with_repeated_or_late_commands(actions: list[Any]) -> None:
-    """Each owner adds to a counter row what it carries out; commands of the past come again in any order."""
+    """Each owner adds each request that it carries out to a counter row. Old commands are repeated in any
+    order.
+    """
     state, owner = owned()
     clock_s, sent, done = 1000, list[Any](), dict[bytes, int]()
     for what, number in actions:

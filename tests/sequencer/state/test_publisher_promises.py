@@ -14,7 +14,7 @@ from sequencer.state.state_codec import decode_state, encode_state
 
 
 def promised(milliseconds: int = 60_000) -> SequencerState:
-    """Session 1 promised in its run 0."""
+    """Return a state in which session 1 made a promise in its run 0."""
     state = new_state()
     do_open(state)
     must(SilenceLimited, apply(state, LimitSilence(1, 0, milliseconds)))
@@ -67,7 +67,9 @@ def test_superseded_directory_loses_its_silence_promise() -> None:
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_operator_closing_session_ends_silence_promise(is_over: bool) -> None:
-    """Also after the cluster had closed the session by itself: the alarm lasts until somebody acts."""
+    """This holds also after the cluster itself has closed the session: the alarm lasts until an operator
+    acts.
+    """
     state = promised()
     if is_over:
         do_fence(state)

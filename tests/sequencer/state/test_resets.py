@@ -45,7 +45,9 @@ def reset(state: SequencerState, *, is_hard: bool, epoch: int = 2) -> ClusterRes
 
 
 def busy() -> SequencerState:
-    """Three sessions: merged in part, never merged, merged whole; two merged segments."""
+    """Return a state with three sessions: partly merged, never merged, wholly merged. It has two merged
+    segments.
+    """
     state = new_state()
     do_open(state, "a")
     do_open(state, "b", incarnation=1)
@@ -69,7 +71,7 @@ def test_soft_reset_changes_only_last_reset_record() -> None:
 
 
 def forced(generation: int, request: bytes, *, is_hard: bool = False, lease_token: int = 0) -> SequencerState:
-    """A state with which a cluster goes on behind a force, and one lease acquired in it."""
+    """Return the state with which a cluster continues after a force, and acquire one lease in it."""
     state = new_state()
     state.lease_token = lease_token
     must(ClusterReset, apply(state, ResetCluster(is_hard, generation << 16, 77, request, "n1")))
@@ -81,7 +83,7 @@ def forced(generation: int, request: bytes, *, is_hard: bool = False, lease_toke
 def test_rival_forced_resets_of_one_generation_give_distinct_tokens(
     one: bytes, other: bytes, generation: int
 ) -> None:
-    assume(one[:3] != other[:3])  # They are drawn by lot.
+    assume(one[:3] != other[:3])  # In practice the ids are random.
     tokens = [forced(generation, request).leases["g/q"].token for request in (one, other)]
     assert abs(tokens[0] - tokens[1]) >= 1 << 31, "so many may be given before the ranges meet"
     assert all(0 < token < TOKEN_END for token in tokens)
@@ -217,7 +219,7 @@ def force(
 
 
 def merged_in(state: SequencerState, *pieces: MergeRange) -> SegmentId:
-    """Where the blocks of the next instruction go."""
+    """Merge the pieces, and return the segment of their blocks."""
     return do_merge(state, *pieces).segment
 
 

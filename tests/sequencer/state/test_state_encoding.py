@@ -173,7 +173,7 @@ def states(draw: st.DrawFn) -> SequencerState:
 
 
 def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
-    """The same state, its dictionaries and sets built in another order."""
+    """Return the same state, with dictionaries and sets that were built in another order."""
 
     def mixed(items: Any) -> list[Any]:
         found = list(items)
@@ -330,7 +330,9 @@ def young() -> SequencerState:
 
 
 def grown() -> SequencerState:
-    """Sessions of every kind: merged in part, merged whole, closed, waiting, superseded, dedup."""
+    """Return a state with sessions of every kind: partly merged, wholly merged, closed, waiting, superseded,
+    dedup.
+    """
     state = new_state()
     apply(state, Configure(roll_bytes=4096, roll_minutes=60, session_bytes_max=1 << 20))
     do_join(state, "n1", "n2")

@@ -38,7 +38,7 @@ def write(
     lease: str = LEASE,
     **more: Any,
 ) -> TableAnswer:
-    """`request` None: the attempt that may be made now."""
+    """Write a part of a table. With `request` None it belongs to the attempt that is allowed now."""
     request = request or max(1, state.leases[lease].attempt).to_bytes(8, "big") + bytes(8)
     by = TablePartId(lease, "h1", state.leases[lease].token, commit, request, at, is_last)
     command = WriteTable(by, puts=tuple(TableRow(*row) for row in puts), **more)
@@ -134,7 +134,7 @@ def test_unchanged_table_pages_are_not_encoded_again_after_restart(
     data = encode_state(state)
     restored = decode_state(data, keeps_pages=True)
     with monkeypatch.context() as patched:
-        patched.setattr(leases_pb2, "TableRow", None)  # Rows are encoded with it.
+        patched.setattr(leases_pb2, "TableRow", None)  # Encoding a row would need this class.
         assert encode_state(restored) == data
     for one in (state, restored):
         assert write(one, ("key-7", b"new"), commit=2) is WRITTEN

@@ -24,7 +24,7 @@ from sequencer.state.state_codec import decode_state, encode_state
 
 
 def sealed(count: int) -> SequencerState:
-    """So many sealed segments of ten messages and 100 bytes, and one that grows."""
+    """Return a state with `count` sealed segments of ten messages and 100 bytes, and one growing segment."""
     state = new_state()
     state.segments.extend(
         MergedSegment(SegmentId(0, roll), 10 * roll, 10 * (roll + 1), 100, roll, roll + 1)
@@ -145,11 +145,13 @@ def test_trim_of_empty_log_removes_no_segments() -> None:
     assert must(SegmentsTrimmed, apply(new_state(), TrimSegments(0, TrimReason.REQUEST, 1))).segments == 0
 
 
-# What has changed between the proposal of a trim and its turn
+# Changes between the proposal of a trim and its application
 
 
 def by_policy() -> SequencerState:
-    """Four sealed segments: by age the first three go at minute 63, by size the first two."""
+    """Return a state with four sealed segments. By age the first three are trimmed at minute 63, by size the
+    first two.
+    """
     state = sealed(4)
     state.segments = deque(
         replace(one, sealed_ns=at * NS_PER_MINUTE) for at, one in enumerate(state.segments, start=1)

@@ -1,1 +1,1 @@
-"""Real clusters under faults that a seed draws, with checks of what each process recorded."""
+"""Real clusters under random faults from a seed, with checks of what each process recorded."""

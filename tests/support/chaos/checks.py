@@ -1,13 +1,13 @@
-"""What the processes of a chaos run wrote down, held against what consensus promises.
+"""Checks the records of the processes of a chaos run against the guarantees of consensus.
 
-Each life of each node leaves two files of lines, each line written at once and whole:
+Each run of each node writes two files of lines. Each line is written in one call:
 
-    applied.<life>   restore <index> <chain>           the state it began with, or skipped ahead to
-                     <index> <name> <chain>            a command it applied
-    acked.<life>     <index> <name>                    a command it proposed and was told the index of
+    applied.<run>    restore <index> <checksum>   the state at the start, or after a skip to a snapshot
+                     <index> <name> <checksum>    a command that it applied
+    acked.<run>      <index> <name>               a command that it proposed, with the index that it got
 
-A name is `<node>.<life>.<thread>.<counter>`, the counter from 1; the chain is a running hash of all commands
-up to there, their bytes included. A last line without its end is of a killed writer.
+A name is `<node>.<run>.<thread>.<counter>`; the counter starts at 1. The running checksum covers all commands
+up to this one, including their bytes. A last line without its end was written by a killed process.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ PROBLEMS_MAX = 50
 
 @dataclass(slots=True)
 class Verdict:
-    """What all lives together did, and the promises they broke; a run without commands proves nothing."""
+    """What all runs of all nodes did, and the guarantees that they broke. Without commands it proves
+    nothing.
+    """
 
     commands: int = 0
     acknowledged: int = 0
     lives: int = 0
     applied: int = 0
-    """Commands applied, over all lives."""
+    """Number of commands applied by all runs."""
     installs: int = 0
-    """Skips ahead, by a snapshot of the leader."""
+    """Number of skips ahead by a snapshot of the leader."""
     problems: list[str] = field(default_factory=list)
 
     def found(self, problem: str) -> None:
-        """Note a broken promise; the first ones are enough."""
+        """Record a broken guarantee, up to `PROBLEMS_MAX` of them."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(problem)
 
 
 def check_lives(directories: Mapping[str, Path], *, is_settled: bool = True) -> Verdict:
-    """Check what every life of every node wrote in its directory.
+    """Check the files that every run of every node wrote in its directory.
 
-    With `is_settled`, the last life of every node must have applied everything.
+    If `is_settled`, the last run of every node must have applied everything.
     """
     verdict = Verdict()
     sequence: dict[int, tuple[str, str]] = {}
@@ -85,7 +87,9 @@ def _check_life(
     restored: list[tuple[str, int, str]],
     verdict: Verdict,
 ) -> int:
-    """One life against the sequence so far, which it may lengthen; the last command it knew."""
+    """Check one run against the known sequence, and extend the sequence. Return the last command of the
+    run.
+    """
     verdict.lives += 1
     at: int | None = None
     for first, second, chain in _lines(path):
@@ -109,7 +113,9 @@ def _check_life(
 
 
 def _check_sequence(sequence: Mapping[int, tuple[str, str]], last: int, verdict: Verdict) -> None:
-    """Without a hole, no command twice, and of each proposer all up to some command in their order."""
+    """Check that no command is missing or repeated, and that each proposer's commands are in order from 1
+    on.
+    """
     if missing := last - len(sequence):
         hole = next(index for index in range(1, last + 1) if index not in sequence)
         verdict.found(f"{missing} commands were never applied anywhere, the first is {hole}")

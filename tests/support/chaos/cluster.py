@@ -17,13 +17,13 @@ from sequencer.localcluster.processes import Answer, Process
 STREAM: Final = "chaos"
 _ANSWER_S_MAX: Final = 120.0
 _SMALL: Final = {"snapshot_ms": 700, "keep_entries": 50, "keep_bytes": 100_000}
-"""So that nodes that were away for seconds need a snapshot."""
+"""Small limits, so that a node needs a snapshot after it was away for seconds."""
 
 
 class Cluster:
-    """Nodes of one cluster, their processes, disks and wires. Closing it kills all.
+    """The nodes of one cluster, with their processes, disks and wires. Closing it kills all processes.
 
-    `pause_s` is how long a proposer rests on average, between bursts; for `lies_about` see `UndoableDisk`.
+    `pause_s` is the average pause of a proposer between bursts. For `lies_about` see `UndoableDisk`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Cluster:
             self._stack.close()
 
     def out(self, name: str) -> Path:
-        """Where the lives of a node write down what they did."""
+        """Return the directory in which the runs of a node record what they did."""
         return self.root / name
 
     def files(self, name: str) -> Path:
@@ -58,7 +58,7 @@ class Cluster:
         return self.root / name / "raft"
 
     def start(self, name: str) -> None:
-        """Begin the next life of a node that is down."""
+        """Start the next run of a node that is down."""
         assert name not in self.running, name
         self.lives[name] += 1
         settings = {
@@ -81,14 +81,16 @@ class Cluster:
         self.running[name] = Process("chaos.node", settings, self.out(name) / "stderr")
 
     def kill(self, names: Sequence[str]) -> None:
-        """Kill -9, all at nearly the same time."""
+        """Kill these nodes with SIGKILL, all at nearly the same time."""
         for name in names:
             self.running[name].signal(signal.SIGKILL)
         for name in names:
             self.running.pop(name).kill()
 
     def cut_power(self, names: Sequence[str], keep: Keep, seed: int) -> int:
-        """Kill them, and take back what they had not synced; how many changes that were."""
+        """Kill these nodes, and undo their changes that are not synced. Return the number of undone
+        changes.
+        """
         self.kill(names)
         return sum(
             cut_power(str(self.files(name)), str(self._journal(name)), keep, seed + number)
@@ -103,13 +105,13 @@ class Cluster:
         shutil.rmtree(self._journal(name))
 
     def statuses(self) -> list[Answer]:
-        """What every running node says now; `rt.Timeout`, `Ended`."""
+        """Return the status of every running node. Raise `rt.Timeout` or `ProcessEnded`."""
         for process in self.running.values():
             process.post("status")
         return [process.answer(_ANSWER_S_MAX) for process in self.running.values()]
 
     def check_alive(self) -> None:
-        """Raise `Ended` if a process ended that nobody killed."""
+        """Raise `ProcessEnded` if a process ended by itself."""
         for process in self.running.values():
             if process.status is not None:
                 process.ask("status")

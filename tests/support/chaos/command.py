@@ -1,4 +1,4 @@
-"""A chaos run by hand; its files are kept when it found a problem."""
+"""Starts a chaos run from the command line. Its files are kept if it finds a problem."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sequencer.localcluster.processes import nothing_left
 
 
 def main() -> int:
-    """Run by hand; exit status 1 with a problem, and the files are kept then."""
+    """Start a run from the command line. With a problem, return 1 and keep the files."""
     parser = argparse.ArgumentParser(prog="python -m chaos.run", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--nodes", type=int, default=3)

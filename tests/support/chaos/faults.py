@@ -1,4 +1,4 @@
-"""What a chaos run does to its cluster: faults that a generator draws, and their healing when it is due."""
+"""The faults of a chaos run: a generator draws them, and each is healed when it is due."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _POLL_S = 0.05
 
 
 class Faults:
-    """Faults for one cluster; each is healed by `wait` when its time is over, or by `heal`.
+    """Faults for one cluster. `wait` heals a fault when it is due, and `heal` heals all of them.
 
-    Each has a generator of its own, so that what one of them meets does not change the next one.
+    Each fault has its own random generator, so that the targets of one fault do not affect the next one.
     """
 
     def __init__(self, cluster: Cluster, seed: int, say: Callable[[str], None]) -> None:
@@ -29,9 +29,9 @@ class Faults:
         self._draw = random.Random()
         self._heals: dict[str, tuple[float, Callable[[], None]]] = {}
         self.done: Counter[str] = Counter()
-        """How often each was drawn: by chance it finds nobody to do it to."""
+        """How often each kind was drawn. A fault may find no target."""
         self.lost_changes = 0
-        """Changes of files that power cuts took back."""
+        """Number of file changes that power cuts undid."""
         self._kinds: dict[Callable[[], None], int] = {
             self._kill: 4,
             self._cut_power: 5,
@@ -45,13 +45,13 @@ class Faults:
         }
 
     def strike(self) -> None:
-        """Do what the draw says."""
+        """Draw a fault and do it."""
         self._draw.seed(self._seeds.getrandbits(64))
         (fault,) = self._draw.choices(list(self._kinds), list(self._kinds.values()))
         fault()
 
     def wipe(self) -> None:
-        """Lose a disk: only when all nodes count, as one may be lost at a time."""
+        """Lose a disk. Call this only when all nodes count, because only one disk may be lost at a time."""
         self._draw.seed(self._seeds.getrandbits(64))
         name = self._draw.choice(self._cluster.names)
         self._note("wipe", name)
@@ -61,7 +61,7 @@ class Faults:
             self.wait(self._draw.uniform(0, 1))
 
     def wait(self, seconds: float) -> None:
-        """Let it run, and heal what is due meanwhile."""
+        """Let the cluster run for this time, and heal faults that are due."""
         until = time.monotonic() + seconds
         while True:
             now = time.monotonic()
@@ -80,10 +80,10 @@ class Faults:
             heal()
         self._heals.clear()
 
-    # One fault each
+    # Faults
 
     def _victims(self) -> list[str]:
-        """One, as a rule whichever leads; more of them; or all."""
+        """Draw one node, the leader, a majority or all nodes. Return those that run."""
         names = self._cluster.names
         kind = self._draw.choices(["one", "leader", "majority", "all"], [4, 3, 2, 2])[0]
         some = self._draw.sample(
@@ -94,7 +94,7 @@ class Faults:
         return [name for name in some if name in self._cluster.running]
 
     def _leader(self) -> str | None:
-        """Who leads as far as one node knows that answers at once."""
+        """Return the leader, as known to the first node that answers at once."""
         for process in self._cluster.running.values():
             try:
                 leader: str | None = process.ask("status", timeout_s=0.2)["leader"]
@@ -159,7 +159,7 @@ class Faults:
         wire.reset()
 
     def _hand_over(self) -> None:
-        """No fault by itself; the next one may come before it is over."""
+        """Transfer the leadership. This is no fault, but the next fault may come before the transfer ends."""
         leader = self._leader() or ""
         self._note("hand_over", leader)
         if leader not in self._cluster.running:
@@ -167,7 +167,7 @@ class Faults:
         process, seconds = self._cluster.running[leader], self._draw.choice([0.05, 0.5, 2.0])
         process.post("hand_over", seconds=seconds)
         if self._draw.random() < 0.5:
-            with contextlib.suppress(Timeout):  # It is stopped, perhaps.
+            with contextlib.suppress(Timeout):  # The node may be stopped.
                 self.done["handed_over"] += process.answer(seconds + 0.5)["is_led_by_another"]
 
     def _calm(self) -> None:

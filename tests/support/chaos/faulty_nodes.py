@@ -1,6 +1,6 @@
 """`WiredNodes` on machines that fail: power cuts, full disks, failing syncs, clocks that jump, flipped bytes.
 
-Libraries in C stand between the processes of a node and the system, so none of it needs root.
+Preloaded C libraries cause the faults in the processes of a node, so root is not needed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sequencer.raft.storage.log_format import parse_segment_name
 from sequencer.raft.storage.snapshot_format import parse_snapshot_name
 
 FLIPPED_BYTES_MIN: Final = 1024
-"""Bytes of a log are flipped if it has at least this many synced ones."""
+"""A log file can get a flipped byte if it has at least this many synced bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A byte of a file that was changed; it was `sound`."""
+    """A changed byte of a file. `sound` is the original value."""
 
     node: str
     path: Path
@@ -49,7 +49,7 @@ class Flip:
 
 
 class FaultyNodes(WiredNodes):
-    """Each node has a file that triggers each fault, and a directory that keeps what it synced."""
+    """Each node has a file that triggers each fault, and a directory with a copy of its synced data."""
 
     def __init__(
         self, root: Path, count: int = 3, *, stream: str, flags: Sequence[str], clients: Sequence[str]
@@ -61,7 +61,7 @@ class FaultyNodes(WiredNodes):
             self.set_clock(name, 0)
 
     def start(self, *names: str) -> None:
-        """Start these nodes, all if none is named, on disks that remember what was synced."""
+        """Start these nodes, or all if none is given, on disks that track what was synced."""
         for name in names or self.names:
             self._aside("kept", name).mkdir(exist_ok=True)
         super().start(*names)
@@ -74,7 +74,7 @@ class FaultyNodes(WiredNodes):
     def cut_power(self, *names: str, draw: random.Random | None = None) -> int:
         """Kill these nodes at once and undo what they had not synced. Returns how many files changed.
 
-        With `draw`, some sectors of it are kept nevertheless.
+        If `draw` is given, some of the unsynced sectors are kept.
         """
         self.kill(*names)
         return sum(
@@ -84,7 +84,7 @@ class FaultyNodes(WiredNodes):
         )
 
     def fill_disk(self, name: str) -> None:
-        """Refuse the node every new block until `free_disk`."""
+        """Refuse all new blocks to the node until `free_disk`."""
         self._aside("full", name).touch()
 
     def free_disk(self, name: str) -> bool:
@@ -111,37 +111,38 @@ class FaultyNodes(WiredNodes):
         set_clock(self._aside("clock", name), seconds)
 
     def flip_log(self, name: str, where: str, draw: random.Random) -> Flip | None:
-        """Flip a synced byte of the "merged" log or of a copy in "sessions"; None if too few are synced.
+        """Flip a synced byte of the "merged" log or of a copy in "sessions". None if too few are synced.
 
         The node may run.
         """
         found: list[tuple[Path, int]] = []
-        with contextlib.suppress(OSError, RtError):  # What is merged goes meanwhile.
+        with contextlib.suppress(OSError, RtError):  # Merged segments may be deleted meanwhile.
             for directory in self._logs_of(name, where):
                 ends = ((directory / one.file_name, _synced(directory, one)) for one in _segments(directory))
                 found += [(path, end) for path, end in ends if end >= FLIPPED_BYTES_MIN]
             if not found:
                 return None
             path, end = draw.choice(found)
-            # The beginning of a copy is merged: no node reads it again.
+            # The start of a copy is already merged, so no node reads it again.
             return self._flip(name, path, draw.randrange(0 if where == "merged" else end // 2, end))
         return None
 
     def flip_raft(self, name: str, what: str, draw: random.Random) -> Flip | None:
-        """Flip a byte of the newest Raft "snapshot" or "log" segment; None if there is none.
+        """Flip a byte of the newest Raft "snapshot" or "log" segment. Return None if there is none.
 
-        The node does not run. The byte is in the first half of a log: damage at its end is a torn write.
+        The node must not run. In a log the byte is in the first half, because corruption at the end counts as
+        a torn write.
         """
         parse = {"snapshot": parse_snapshot_name, "log": parse_segment_name}[what]
         found = {number: path for path in self._raft_files(name) if (number := parse(path.name)) is not None}
         if not found:
             return None
         path = found[max(found)]
-        size = len(path.read_bytes().rstrip(b"\0"))  # Zeros are written ahead.
+        size = len(path.read_bytes().rstrip(b"\0"))  # Preallocated zeros do not count.
         return self._flip(name, path, draw.randrange(size if what == "snapshot" else size // 2))
 
     def said(self, name: str, start: int = 0) -> str:
-        """A node's log from a byte on."""
+        """Return the node's log from byte `start` on."""
         with Path(self.root, f"{name}.log").open("rb") as file:
             file.seek(start)
             return file.read().decode(errors="replace")
@@ -151,7 +152,7 @@ class FaultyNodes(WiredNodes):
         return Path(self.root, f"{name}.log").stat().st_size
 
     def _check_started(self) -> None:
-        """Checks nothing: a node restarts the part that a fault ended."""
+        """Check nothing, because a node restarts a part that a fault ended."""
 
     def _environment(self, name: str) -> dict[str, str]:
         return super()._environment(name) | {
@@ -175,7 +176,7 @@ class FaultyNodes(WiredNodes):
         return sorted((self.directory(name) / self.stream / where).glob("*/"))
 
     def _flip(self, name: str, path: Path, offset: int) -> Flip:
-        """Flip it in the file and in the kept copy, which a power cut would restore."""
+        """Flip the byte in the file, and in the copy that a power cut would restore."""
         logged, sound = self.log_size(name), 0
         for file_path in (kept_copy(path, self._aside("kept", name)), path):
             if not file_path.exists() or file_path.stat().st_size <= offset:
@@ -191,7 +192,7 @@ def _segments(directory: Path) -> list[SegmentId]:
 
 
 def _synced(directory: Path, segment: SegmentId) -> int:
-    """How many bytes of a segment are synced: all of a sealed one."""
+    """Return the number of synced bytes of a segment. A sealed segment is synced completely."""
     durable = read_durable_end(REAL, str(directory))
     if durable is None or segment > durable.id:
         return 0

@@ -1,6 +1,6 @@
-"""The child of a chaos run: a node that proposes all the time and writes down what it applies.
+"""The child process of a chaos run: a node that proposes commands all the time and records what it applies.
 
-`python -m chaos.node '<settings as JSON>'`; what it writes is told in `chaos_checks`.
+Start it with `python -m chaos.node '<settings as JSON>'`. `chaos.checks` describes the files that it writes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OVERLOADED_PAUSE_S = 0.01
 
 
 class Recorder:
-    """A state machine whose whole state is how many commands there were, and a running hash of them."""
+    """A state machine whose whole state is the number of commands and a running hash of them."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -47,26 +47,28 @@ class Recorder:
         self.chain = bytes.fromhex(NO_CHAIN)
 
     def apply(self, index: int, command: bytes) -> None:
-        """Write it down."""
+        """Record the command."""
         self.chain = hashlib.sha256(b"%b%d %b" % (self.chain, index, command)).digest()[:16]
         self.index = index
         name = command.partition(b" ")[0]
         os.write(self._fd, b"%d %b %b\n" % (index, name, self.chain.hex().encode()))
 
     def snapshot(self) -> Callable[[], bytes]:
-        """With ballast, so that some need several chunks."""
+        """Return a function that encodes the state, with filler bytes so that some snapshots need several
+        chunks.
+        """
         index, chain = self.index, self.chain
         return lambda: _HEAD.pack(index, chain) + _ballast(index, chain)
 
     def digest(self) -> bytes:
-        """What the running hash is."""
+        """Return the running hash."""
         return self.chain
 
     def check(self, state: bytes) -> None:
-        """It is of one version."""
+        """Accept any state, because there is only one version."""
 
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
-        """Take it up, whole as it was."""
+        """Load the whole state, and record that."""
         at, chain = _HEAD.unpack_from(state) if state else (0, bytes.fromhex(NO_CHAIN))
         assert at == index, (at, index)
         assert not state or state[_HEAD.size :] == _ballast(index, chain)
@@ -79,7 +81,7 @@ def _ballast(index: int, chain: bytes) -> bytes:
 
 
 class Proposer(threading.Thread):
-    """Proposes one numbered command after the other, a few at once, until `quiet` or the end."""
+    """Proposes numbered commands in order, a few at a time, until `quiet` is set or the node stops."""
 
     def __init__(
         self, raft: Raft, name: str, fd: int, quiet: threading.Event, settings: dict[str, Any]
@@ -90,7 +92,7 @@ class Proposer(threading.Thread):
         self._window, self._pause_s = int(settings["window"]), float(settings["pause_s"])
 
     def run(self) -> None:
-        """Propose; what the node acknowledges is written down before the next one is told."""
+        """Propose commands. Each acknowledgement is recorded before the next one is reported."""
         in_flight: deque[Future[int]] = deque()
         try:
             for counter in itertools.count(1):

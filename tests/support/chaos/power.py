@@ -1,4 +1,6 @@
-"""A disk of real files that can lose what was not synced: `power_cut` takes it back from a dead process."""
+"""A disk of real files that can lose unsynced changes: `power_cut` undoes them after the process has
+ended.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +40,19 @@ class _UndoableFile(WrappedFile):
     def sync(self) -> None:
         if not self._is_honest:
             return
-        numbers = self._journal.data_of(self._inode)  # Before: what is written meanwhile may not be covered.
+        numbers = self._journal.data_of(self._inode)  # Before the sync, which may not cover later writes.
         self._file.sync()
         self._journal.settle(numbers)
 
 
 class UndoableDisk(WrappedDisk):
-    """The machine's file system; what is changed through this and not synced, `cut_power` can take back.
+    """The machine's file system. `cut_power` can undo changes made through this object and not synced.
 
-    All files are in one directory, and this object is the only one that changes them. It takes up the
-    journal that an earlier process left. As strict as `disks.MemoryDisk`: a new name is durable by the
-    sync of its directory only, not by that of the file; but made directories and lock files are at once.
+    All files are in one directory, and only this object changes them. It continues the journal of an earlier
+    process. It is as strict as `disks.MemoryDisk`: a sync of the directory makes a new name durable, a sync
+    of the file does not. Created directories and lock files are durable at once.
 
-    Of files whose names begin with one of `lies_about` nothing is ever durable, though `sync` returns.
+    Files whose names start with one of `lies_about` never become durable, although `sync` returns.
     """
 
     def __init__(self, journal: str, disk: Disk = REAL, *, lies_about: Sequence[str] = ()) -> None:
@@ -67,7 +69,7 @@ class UndoableDisk(WrappedDisk):
             return super().create(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename; a replaced file is kept until that is durable."""
+        """Rename a file. A replaced file is kept until the rename is durable."""
         source, target = os.path.abspath(source), os.path.abspath(target)
         with self._journal.lock:
             os.lstat(source)
@@ -76,7 +78,7 @@ class UndoableDisk(WrappedDisk):
             self._disk.rename(source, target)
 
     def remove(self, path: str) -> None:
-        """Unlink; the file is kept until that is durable."""
+        """Unlink a file. It is kept until the removal is durable."""
         path = os.path.abspath(path)
         with self._journal.lock:
             self._journal.note("remove", path=path, kept=self._journal.keep(path))
@@ -89,6 +91,6 @@ class UndoableDisk(WrappedDisk):
         self._journal.settle(numbers)
 
     def wrapped(self, file: File, path: str, *, write: bool) -> File:
-        """Only what is opened to write is watched."""
+        """Wrap only files that are opened for writing."""
         is_honest = not os.path.basename(path).startswith(self._lies_about)
         return _UndoableFile(file, os.stat(path).st_ino, self._journal, is_honest) if write else file

@@ -1,6 +1,6 @@
-"""A power cut for a process that was killed: what it had not synced is taken back from the real files.
+"""A power cut for a killed process: its unsynced changes of the real files are undone.
 
-The law: nothing that a sync returned for is ever taken back.
+Invariant: a change is never undone after the sync that covers it has returned.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SECTOR: Final = 512
 
 
 def cut_power(files: str, journal: str, keep: Keep, seed: int = 0) -> int:
-    """Take back, in the directory `files`, what a dead process had not synced; the number of lost changes.
+    """Undo the unsynced changes of a dead process in the directory `files`. Return how many were lost.
 
-    "none" leaves only what was synced, "some" what `seed` draws beside it: any writes, whole or some of their
-    sectors or the size only, truncates or not, and of the changes of each name the first ones. The journal
-    is empty afterwards: all that is left is durable.
+    "none" keeps only synced changes. "some" also keeps changes that `seed` draws: a write as a whole, some of
+    its sectors or only its size; a truncate or not; and for each name, its first changes. The journal is
+    empty afterwards, because all remaining changes are durable.
     """
     journal = os.path.abspath(journal)
     changes = pending(journal)
@@ -49,7 +49,7 @@ def cut_power(files: str, journal: str, keep: Keep, seed: int = 0) -> int:
 
 
 def _paths(files: str, journal: str) -> Iterator[tuple[int, str]]:
-    """Every file once, whatever names it has."""
+    """Yield every file once, even if it has several names."""
     seen = set()
     for directory in (files, journal):
         if os.path.isdir(directory):
@@ -60,7 +60,9 @@ def _paths(files: str, journal: str) -> Iterator[tuple[int, str]]:
 
 
 def _cut_file(path: str, changes: Sequence[Change], coin: random.Random, is_kept: _Coin) -> int:
-    """Back to what is durable, newest change first; then make again what the draw keeps."""
+    """Undo all unsynced changes, newest first. Then redo those that the draw keeps. Return the number of lost
+    changes.
+    """
     if not changes:
         return 0
     fd, done, lost = os.open(path, os.O_RDWR), [], 0
@@ -84,7 +86,7 @@ def _cut_file(path: str, changes: Sequence[Change], coin: random.Random, is_kept
 
 
 def _write_some(fd: int, change: Change, data: bytes, coin: random.Random, is_kept: _Coin) -> int:
-    """A write that was under way: all of it, or the size and some of the sectors."""
+    """Redo a write: all of it, or its size and some of its sectors. Return whether it counts as lost."""
     end = change.offset + len(data)
     if os.fstat(fd).st_size < end:
         os.ftruncate(fd, end)
@@ -96,7 +98,9 @@ def _write_some(fd: int, change: Change, data: bytes, coin: random.Random, is_ke
 
 
 def _lost_names(changes: Sequence[Change], is_kept: _Coin) -> list[Change]:
-    """Newest first. A change is lost if an earlier one of the same name is."""
+    """Return the lost changes of names, newest first. A change is also lost if an earlier one of the same
+    name is.
+    """
     names: set[str] = set()
     lost = []
     for change in changes:
@@ -107,7 +111,9 @@ def _lost_names(changes: Sequence[Change], is_kept: _Coin) -> list[Change]:
 
 
 def _undo_name(change: Change, journal: str) -> None:
-    """The process may have died between noting it and doing it."""
+    """Undo a change of a name. The process may have died after it recorded the change and before it made
+    it.
+    """
     kept = os.path.join(journal, change.kept) if change.kept else ""
     if change.kind == "create":
         with contextlib.suppress(FileNotFoundError):

@@ -1,11 +1,11 @@
-"""The journal of real files that a power cut may take back: what was changed and is not durable yet.
+"""The journal of real files for power cuts: the changes that are not durable yet.
 
     <journal directory>/   on the file system of the files, outside their directory
         journal            records: u32 length, JSON header, a zero byte, the bytes that the change destroyed
-        <inode>.<number>   a second name of a file that was removed or replaced, so that it can come back
+        <inode>.<number>   a second name of a removed or replaced file, so that it can be restored
 
-The law: a change is noted before it is made, and called durable after the sync that covers it returned. The
-kernel may write back what was never synced at any time: of one file only the last changes are kept.
+Invariant: a change is recorded before it is made. It is marked as durable after the sync that covers it has
+returned. The kernel may write unsynced data at any time, so only the last changes of each file are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(slots=True)
 class Change:
-    """One thing that was done and is not durable yet. `number` orders all of one journal."""
+    """A change that is not durable yet. `number` orders the changes of one journal."""
 
     number: int
     kind: str
@@ -35,19 +35,19 @@ class Change:
     inode: int = 0
     offset: int = 0
     length: int = 0
-    """Bytes written; for a truncate the new size."""
+    """Bytes written, or the new size after a truncate."""
     size: int = 0
-    """Of the file, before."""
+    """Size of the file before the change."""
     path: str = ""
     target: str = ""
     kept: str = ""
-    """The second name of the file that lost its name."""
+    """The second name of the file that was removed or replaced."""
     old: bytes = b""
-    """What lay where it was written, or behind where it was cut."""
+    """The bytes that were overwritten or cut off."""
 
     @property
     def names(self) -> set[str]:
-        """The names it changes; none if it changes a file."""
+        """The names that this changes; empty if it changes the content of a file."""
         return {self.path, self.target} - {""}
 
     def encode(self) -> bytes:
@@ -65,7 +65,9 @@ def _record(fields: dict[str, Any], old: bytes = b"") -> bytes:
 
 
 def pending(directory: str) -> list[Change]:
-    """What a journal says is not durable, oldest first; a torn record was of a change not made."""
+    """Return the changes that are not durable, oldest first. A torn record is ignored: its change was not
+    made.
+    """
     try:
         with open(os.path.join(directory, JOURNAL), "rb") as file:
             content = file.read()
@@ -102,9 +104,9 @@ class Journal:
         self._rewrite()
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Write down a change that is about to be made; the caller has the lock.
+        """Record a change before it is made. The caller holds the lock.
 
-        That names are there which must be there, or not, was looked at before.
+        The caller has already checked which names exist.
         """
         change = Change(self._next, kind, **fields)
         self._next += 1
@@ -116,24 +118,26 @@ class Journal:
     def keep(self, path: str) -> str:
         """Give the file at `path` a second name."""
         kept = f"{os.lstat(path).st_ino}.{self._next}"
-        with contextlib.suppress(FileExistsError):  # Left by a life that was killed right here.
+        with contextlib.suppress(FileExistsError):  # An earlier process was killed right here.
             os.link(path, os.path.join(self._directory, kept))
         return kept
 
     def data_of(self, inode: int) -> list[int]:
-        """The changes of a file that a sync from now on makes durable."""
+        """Return the numbers of a file's changes that a sync from now on makes durable."""
         with self.lock:
             return [change.number for change in self._changes.values() if change.inode == inode]
 
     def names_of(self, directory: str) -> list[int]:
-        """The changes of names in a directory, and of all names they touch."""
+        """Return the numbers of the name changes in a directory. A rename counts in the directory of its
+        source.
+        """
         with self.lock:
             return [
                 c.number for c in self._changes.values() if c.path and os.path.dirname(c.path) == directory
             ]
 
     def settle(self, numbers: Sequence[int]) -> None:
-        """They are durable. A file that has no name left is let go."""
+        """Record these changes as durable, and delete the second names that they kept."""
         if not numbers:
             return
         with self.lock:
@@ -163,7 +167,7 @@ class Journal:
             self._rewrite()
 
     def _rewrite(self) -> None:
-        """Drop what is settled."""
+        """Rewrite the journal without the durable changes."""
         content = b"".join(change.encode() for change in self._changes.values())
         aside = f"{self._path}.new"
         with open(aside, "wb") as file:

@@ -1,8 +1,7 @@
-"""A cluster of real processes under faults that a seed draws; what every life of them did is checked.
+"""Runs a cluster of real processes under random faults from a seed, and checks what all its processes did.
 
-`python -m chaos.run --seconds 1800 --nodes 3 --seed 7` runs one by hand. The seed decides which
-faults come in which order and for how long; what they meet is up to the machine. The law: whatever happens
-in a run, no process is left behind it.
+`python -m chaos.run --seconds 1800 --nodes 3 --seed 7` starts one by hand. The seed decides the order and the
+duration of the faults. Their effect depends on the machine. Invariant: no process remains after a run.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from rt.errors import RtError, Timeout
 from sequencer.localcluster.processes import Answer
 
 HEAL_S_MAX = 180.0
-"""How long a healed cluster may take until every node has applied what was proposed since."""
+"""How long a healed cluster may take until every node has applied the proposals made since the heal."""
 _POLL_S = 0.05
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One run: what was done to the cluster, and what came of it."""
+    """The faults of one run, and its result."""
 
     seed: int
     verdict: Verdict
     faults: Counter[str] = field(default_factory=Counter)
     lost_changes: int = 0
-    """Changes of files that power cuts took back."""
+    """Number of file changes that power cuts undid."""
     term: int = 0
     problems: list[str] = field(default_factory=list)
-    """Broken promises; nothing, it is hoped."""
+    """Broken guarantees. None are expected."""
 
     def __str__(self) -> str:
         verdict = self.verdict
@@ -53,10 +52,10 @@ class Outcome:
 
 
 class Chaos:
-    """One run, of so many `seconds` or `strikes` of the generator of faults, whichever comes first.
+    """One run. It ends after `seconds` or after `strikes` faults, whichever comes first.
 
-    `rest_s_max` is how long it rests at most between two of them; `pause_s` is how long a proposer rests on
-    average, between bursts.
+    `rest_s_max` is the longest rest between two faults. `pause_s` is the average pause of a proposer between
+    bursts.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Chaos:
         self._outcome = Outcome(seed, Verdict())
 
     def run(self) -> Outcome:
-        """Do it all; what went wrong is in the outcome."""
+        """Run all phases. The outcome contains the problems."""
         outcome, cluster = self._outcome, self._cluster
         with cluster:
             try:
@@ -112,14 +111,14 @@ class Chaos:
                 self._faults.wipe()
 
     def _settle(self) -> None:
-        """Heal everything, and wait until all nodes count and go forward together."""
+        """Heal everything, and wait until all nodes count and apply new commands."""
         self._faults.heal()
         reached = max(status["index"] for status in self._cluster.statuses())
         self._await("nodes that count and apply new commands", lambda statuses: _is_sound(statuses, reached))
         self._say("settled")
 
     def _finish(self) -> None:
-        """No more proposals: every node ends with the same commands and the same state."""
+        """Stop the proposals. Every node must end with the same commands and the same state."""
         self._faults.heal()
         for process in self._cluster.running.values():
             process.ask("quiet")
@@ -155,7 +154,9 @@ def _is_sound(statuses: list[Answer], reached: int) -> bool:
 
 
 def _is_same(statuses: list[Answer]) -> bool:
-    """Nothing is open, and all have applied the same: as consensus says, and as the machine knows."""
+    """Whether nothing is in flight, and all nodes have applied the same commands, by consensus and by the
+    state machine.
+    """
     keys = ("index", "hash", "applied", "chain", "committed", "log_end", "cluster", "leader")
     ends = {tuple(status[key] for key in keys) for status in statuses}
     return len(ends) == 1 and all(

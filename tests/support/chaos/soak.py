@@ -1,8 +1,8 @@
 """`rt bench soak`: a cluster, publishers and subscribers under random faults, and a verdict at the end.
 
-Laws. The seed decides which faults come when, not how processes run between them. Nothing is judged before
-everything is healed and has come to rest. What a soak that found something leaves, it leaves whole: all
-directories, logs and notes; of one that did not, nothing is left.
+Rules: The seed decides the kinds and times of the faults, not the scheduling of the processes. The verdict
+comes after everything is healed and idle. If a soak finds a problem, it keeps all directories, logs and
+notes. Otherwise it deletes them.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from sequencer.localcluster.processes import ProcessEnded, nothing_left
 
 STREAM: Final = "soak"
 _RATE_HZ: Final = 150.0
-"""Of each publisher: faults are what is to be seen here, not speed."""
+"""Rate of each publisher. A soak tests faults, not speed."""
 _LOOK_S: Final = 0.05
 _SAMPLE_S: Final = 1.0
 _REST_S: Final = 180.0
-"""How long it may take behind the last fault until everything is merged everywhere."""
+"""Longest wait after the last fault until everything is merged on all nodes."""
 _PARTS: Final[tuple[Part, ...]] = ("control", "data")
 _TOLD_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """One run: `nodes` nodes and `publishers` publishers below `directory` for `seconds`."""
+    """One run of `seconds`, with `nodes` nodes and `publishers` publishers below `directory`."""
 
     directory: str | None
     seed: int
@@ -55,9 +55,9 @@ class Soak:
     kinds: Collection[Kind] = KINDS
 
     def figures(self) -> Generator[Figure, None, None]:
-        """Play and judge; `rt.Diverged` if a promise was broken, `rt.Timeout` if it never comes to rest.
+        """Run and judge. Raise `rt.Diverged` if a promise was broken, `rt.Timeout` if it never comes to rest.
 
-        The error names the seed and where everything is kept.
+        The error reports the seed and the directory that is kept.
         """
         root = Path(tempfile.mkdtemp(prefix="rt", dir=self.directory))
         try:
@@ -88,7 +88,9 @@ class Play:
         self._begun = self._sample_at = time.monotonic()
 
     def figures(self) -> Iterator[Figure]:
-        """Play it all, and what came of it; `rt.Diverged` behind the figures if a promise was broken."""
+        """Run all phases and yield the figures. Raise `rt.Diverged` after the figures if a promise was
+        broken.
+        """
         self._begin()
         self._play()
         self._heal()
@@ -140,7 +142,7 @@ class Play:
                 undo_it = self._acts.begin(fault)
                 self._note(f"{'left out' if undo_it is None else 'did'} {fault}")
                 if undo_it is not None:
-                    # From now on: what was done may have taken a while.
+                    # The time counts from now, because the fault itself may have taken a while.
                     until_s = time.monotonic() - self._begun + fault.lasts_s
                     heapq.heappush(undoing, (until_s, next(order), str(fault), undo_it))
             time.sleep(_LOOK_S)
@@ -155,7 +157,9 @@ class Play:
         nodes.wait_ready(timeout_s=_REST_S)
 
     def _rest(self) -> int:
-        """Until everything is merged and read everywhere, and so little kept as is to be; where it ends."""
+        """Wait until everything is merged, read and trimmed as configured. Return the end of the merged
+        log.
+        """
         nodes = self._nodes
         for publisher in self._publishers:
             publisher.ask("finish")
@@ -194,7 +198,7 @@ class Play:
             time.sleep(_LOOK_S)
 
     def _check(self) -> None:
-        """Nobody may end that nothing was done to."""
+        """Raise `ProcessEnded` if a process ended without a fault."""
         self._nodes.check_alive()
         for part in [*self._publishers, *self._subscribers]:
             if part.process is not None and part.process.status is not None:
@@ -222,7 +226,7 @@ class Play:
         published = [life for one in self._publishers for life in one.published]
         received = [life for one in self._subscribers for life in one.received]
         yield from judge(published, received, end)
-        # What was skipped leaves a gap in a copy that keeps its own; the nodes' logs have none.
+        # A copy with its own retention has gaps where its subscriber skipped. The nodes' logs have none.
         whole = [one.copy for one in self._subscribers if one.is_trimmed_as_nodes or not one.has_skipped]
         yield from differences(nodes.compare(*whole), end)
         yield from judge_memory(self._memory, soak.seconds)
@@ -276,7 +280,7 @@ def _has_read(subscriber: SoakSubscriber, end: int) -> bool:
 
 
 def kept_bytes(directory: Path) -> int:
-    """What the segments of a log take on the disk; 0 where there is none."""
+    """Return the size of a log's segments on the disk in bytes; 0 if there is no log."""
     size = 0
     try:
         for entry in os.scandir(directory):

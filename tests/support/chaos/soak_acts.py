@@ -1,7 +1,7 @@
-"""Doing the faults of a soak to its nodes, publishers and subscribers, and undoing them.
+"""Does the faults of a soak to its nodes, publishers and subscribers, and undoes them.
 
-Laws. Nobody has two faults at once: one whose victim is busy is left out. A disk is lost only while every
-node is well and holds again what disks lost before, for the promises are about one disk at a time.
+Rules: A fault is left out if its victim already has one. A disk is lost only while no node has a fault and
+all disks lost before are restored, because the promises hold for one lost disk at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Undo = Callable[[], None]
 
 ROLL_BYTES: Final = (64 << 10, 128 << 10, 256 << 10)
 LIMIT_BYTES: Final = (512 << 10, 1 << 20, 2 << 20)
-"""What the configuration is drawn from: so little is kept that the log is trimmed all the time."""
+"""Retention limits from which a configuration is drawn. They are small, so the log is trimmed all the
+time.
+"""
 HOLD_LIMIT_BYTES: Final = 32 << 20
 _ASK_S: Final = 5.0
 _RESTORED: Final = b"proposal_submitted RestoreDisk("
@@ -33,7 +35,7 @@ _EVERYBODY: Final = "everybody"
 
 
 class Acts:
-    """What was done so far, by kind, and what is still to be undone."""
+    """The faults done so far, by kind, and the faults still to be undone."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Acts:
         self.done: Counter[Kind] = Counter()
         self.left_out: Counter[Kind] = Counter()
         self.retention_bytes = LIMIT_BYTES[1]
-        """What the configuration said last, as far as it was answered."""
+        """The retention limit of the last configuration that a node accepted."""
         self._nodes, self._publishers, self._subscribers = nodes, publishers, subscribers
         self._operator = nodes.certificate("operator", "soak")
         self._draw = random.Random(seed)
@@ -53,7 +55,7 @@ class Acts:
         self._lost = 0
 
     def begin(self, fault: Fault) -> Undo | None:
-        """Do it, unless it is to be left out. The answer undoes what lasts; None: it was left out."""
+        """Start a fault, and return a function that undoes it. Return None if the fault is left out."""
         victim = self._victim(fault)
         if victim is None or victim in self._busy or (fault.kind == "wipe" and not self._is_whole()):
             self.left_out[fault.kind] += 1
@@ -85,7 +87,7 @@ class Acts:
         return not self._busy.intersection(self._nodes.names) and self._lost == self._restored()
 
     def _restored(self) -> int:
-        """How often a disk that was lost was found to hold everything again."""
+        """Return how often a lost disk was found to be complete again."""
         return sum(
             Path(self._nodes.root, f"{name}.log").read_bytes().count(_RESTORED) for name in self._nodes.names
         )
@@ -148,15 +150,15 @@ class Acts:
         self._nodes.pause(victim, part)
 
         def undo() -> None:
-            # All of the node: of a part that ended while it was stopped, its successor may be there.
+            # Resume the whole node: a part that ended while it was stopped may have a successor.
             self._nodes.resume(victim)
 
         return undo
 
-    # What operators ask for
+    # Operator requests
 
     def configure(self, roll_bytes: int, retention_bytes: int) -> Undo | None:
-        """Have so much kept, and no age or disk count."""
+        """Configure these sizes, without a limit by age or by share of the disk."""
         undo = self._post(
             "/configuration",
             rollBytes=roll_bytes,
@@ -170,7 +172,7 @@ class Acts:
         return undo
 
     def asked(self, target: str, body: dict[str, Any] | None = None) -> RestResponse | None:
-        """What a node that runs answers an operator; None if none does."""
+        """Send an operator's request to the running nodes. Return the answer; None if no node answers."""
         endpoints = [f"127.0.0.1:{self._nodes.data_ports[name]}" for name in self._nodes.running]
         method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
         try:
@@ -184,4 +186,4 @@ class Acts:
 
 
 def _nothing() -> None:
-    """For what is over at once."""
+    """Undo a fault that is over at once."""

@@ -1,7 +1,7 @@
-"""Who takes part in a soak beside the nodes: publishers and subscribers, each with the lives it has had.
+"""The participants of a soak besides the nodes: publishers and subscribers, each with its processes.
 
-A life is a process with a file of notes. Nothing of it outlives the `Process` that is killed or closed, but
-for the push that a publisher's process has beside it, which is left to go on as it would be anywhere.
+Each process has a file of notes. Nothing else of it runs after its `Process` is killed or closed, except the
+push process of a publisher, which continues as it would in production.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _tags = itertools.count(1)
 
 
 class Part(ABC):
-    """One publisher or subscriber: at most one of its lives runs."""
+    """One publisher or subscriber. At most one of its processes runs at a time."""
 
     def __init__(self, nodes: WiredNodes, kind: Literal["publisher", "subscriber"], name: str) -> None:
         self.name = name
@@ -37,16 +37,16 @@ class Part(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin another life."""
+        """Start the next process."""
 
     def kill(self) -> None:
-        """Kill -9; nothing if it does not run."""
+        """Kill the process with SIGKILL, if it runs."""
         if self.process is not None:
             self.process.kill()
             self.process = None
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have the life that runs do something."""
+        """Send a request to the running process, and return its answer."""
         assert self.process is not None, self.name
         return self.process.ask(do, timeout_s=BEGIN_S, **arguments)
 
@@ -56,7 +56,7 @@ class Part(ABC):
 
 
 class SoakPublisher(Part):
-    """A publisher's session; a life of it that comes after another goes on with its numbers."""
+    """The session of a publisher. Each later process continues the numbers of the session."""
 
     def __init__(self, nodes: WiredNodes, name: str, rate_hz: float) -> None:
         super().__init__(nodes, "publisher", name)
@@ -64,25 +64,27 @@ class SoakPublisher(Part):
         self._lives: list[tuple[int, Path]] = []
 
     def start(self) -> None:
-        """Begin another life."""
+        """Start the next process."""
         tag = next(_tags)
         self._lives.append((tag, self._home / f"notes.{tag}"))
         self._begin(self._lives[-1][1], tag=tag, rate_hz=self._rate_hz)
 
     def close(self, linger_s: float) -> None:
-        """End the life in good order; what is not replicated is left to the push."""
+        """End the process in good order. The push process continues with messages that are not replicated
+        yet.
+        """
         self.ask("finish")
         self.ask("close", linger_s=linger_s)
         self.kill()
 
     @property
     def published(self) -> list[Published]:
-        """What each of its lives noted."""
+        """The notes of each of its processes."""
         return [read_published(self.name, tag, _text(notes)) for tag, notes in self._lives]
 
 
 class SoakSubscriber(Part):
-    """A subscriber of all messages; with `is_named` it acknowledges, and resumes there."""
+    """A subscriber to all messages. With `is_named` it acknowledges positions, and resumes there."""
 
     def __init__(
         self, nodes: WiredNodes, name: str, *, is_named: bool = False, retention: Retention = "follow"
@@ -97,24 +99,26 @@ class SoakSubscriber(Part):
         return Path(merged_directory(str(self._home), self._nodes.stream))
 
     def start(self) -> None:
-        """Begin another life, where the one before had come to; the first one at the first message."""
+        """Start the next process at the position that the previous one reached. The first starts at the first
+        message.
+        """
         wanted = None if self._is_named else self.reached
         self._lives.append((wanted, self._home / f"notes.{len(self._lives) + 1}"))
         self._begin(self._lives[-1][1], position=wanted, retention=self._retention, is_named=self._is_named)
 
     @property
     def is_trimmed_as_nodes(self) -> bool:
-        """Whether its copy keeps what the nodes keep."""
+        """Whether its copy retains what the nodes retain."""
         return self._retention == "follow"
 
     @property
     def has_skipped(self) -> bool:
-        """Whether something was trimmed before it had it."""
+        """Whether messages were trimmed before it received them."""
         return any(isinstance(item, Skipped) for life in self.received for item in life.items)
 
     @property
     def reached(self) -> int:
-        """One past the last message that was noted, over all lives."""
+        """One past the last message noted by any of its processes."""
         for life in reversed(self.received):
             for item in reversed(life.items):
                 if isinstance(item, Run):
@@ -125,20 +129,20 @@ class SoakSubscriber(Part):
 
     @property
     def position(self) -> int:
-        """How far it is; 0 while it cannot say."""
+        """The next position; 0 if the process does not answer."""
         try:
             return int(self.ask("received")["position"])
         except RtError:
             return 0
 
     def close(self) -> None:
-        """End the life in good order."""
+        """End the process in good order."""
         self.ask("close")
         self.kill()
 
     @property
     def received(self) -> list[Received]:
-        """What each of its lives noted."""
+        """The notes of each of its processes."""
         return [
             read_received(self.name, life, wanted, _text(notes))
             for life, (wanted, notes) in enumerate(self._lives, 1)

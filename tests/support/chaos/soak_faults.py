@@ -1,6 +1,6 @@
-"""Which faults a soak meets, and when: all of it drawn from one seed before anything happens.
+"""Draws the kinds and times of a soak's faults from one seed, before the soak starts.
 
-Pure. Faults overlap; one whose victim is busy with another when its time comes is left out.
+Pure. Faults overlap. A fault is left out if its victim has another fault at that time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal[
 ]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 LEADER: Final = -1
-"""As a victim: the node that leads then."""
+"""As a victim: the leader at that time."""
 
 _WEIGHTS: Final[dict[Kind, int]] = {
     "wipe": 2,
@@ -50,17 +50,17 @@ _ON_ALL: Final[frozenset[Kind]] = frozenset({"cut_clients", "soft_reset", "confi
 _GAP_S: Final = (0.5, 6.0)
 _LASTS_S: Final = (0.2, 8.0)
 _STOPPED_S: Final = (20.0, 60.0)
-"""A subscriber that is stopped for long: what it would read next is trimmed meanwhile."""
+"""How long a subscriber is stopped. Meanwhile the messages that it would read next are trimmed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """From `at_s` seconds after the beginning, `lasts_s` long (0: over at once)."""
+    """A fault at `at_s` seconds after the start, which lasts `lasts_s` seconds (0: over at once)."""
 
     at_s: float
     kind: Kind
     victim: int
-    """Which node, publisher or subscriber, from 0; `LEADER`; 0 where it is everybody."""
+    """Index of the node, publisher or subscriber, from 0; or `LEADER`. It is 0 if the fault concerns all."""
     lasts_s: float
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def draw_faults(
     subscribers: int,
     kinds: Collection[Kind] = KINDS,
 ) -> Iterator[Fault]:
-    """Faults in the order of their beginnings, all of which lie in the first `seconds`."""
+    """Yield the faults in the order of their starts, all within the first `seconds`."""
     draw = random.Random(seed)
     known = [kind for kind in KINDS if kind in kinds]
     weights = [_WEIGHTS.get(kind, _WEIGHT) for kind in known]

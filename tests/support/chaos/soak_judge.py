@@ -1,7 +1,8 @@
-"""Whether a soak kept every promise, by what its publishers and subscribers noted.
+"""Decides whether a soak kept every promise, from the notes of its publishers and subscribers.
 
-Pure. A broken promise is a sentence. What several subscribers had of a position must be the same; together
-they must have had every position, for a message that nobody saw cannot be told from a lost one.
+Pure. Each broken promise is reported as a sentence. All subscribers that received a position must have
+received the same message. Together they must have received every position, because a message that no
+subscriber received cannot be distinguished from a lost one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def judge(published: Sequence[Published], received: Sequence[Received], end: int) -> Iterator[str]:
-    """Every promise that was broken, where the merged log ends at `end` and everybody has come to an end."""
+    """Yield every broken promise. The merged log ends at `end`, and all publishers and subscribers have
+    ended.
+    """
     for life in received:
         yield from judge_life(life)
     yield from _judge_resumed(received)
@@ -34,7 +37,7 @@ def judge(published: Sequence[Published], received: Sequence[Received], end: int
 
 
 def judge_life(life: Received) -> Iterator[str]:
-    """Positions are dense; a gap is named by a skip forward that gives both ends and why."""
+    """Check that positions are dense. Each gap needs a skip forward that gives both ends and the reason."""
     who = f"{life.name}, life {life.life}"
     expected = life.wanted
     for item in life.items:
@@ -54,7 +57,9 @@ def judge_life(life: Received) -> Iterator[str]:
 
 
 def _judge_resumed(received: Sequence[Received]) -> Iterator[str]:
-    """A named subscriber resumes at what it acknowledged, or further at most where an ack was not noted."""
+    """Check that a named subscriber resumes at its last noted ack, or later if an ack was not noted, but not
+    after its end.
+    """
     acknowledged: dict[str, int] = {}
     reached: dict[str, int] = {}
     for life in received:
@@ -73,7 +78,7 @@ def _judge_resumed(received: Sequence[Received]) -> Iterator[str]:
 
 
 class Stream:
-    """The merged stream below `end`, put together of what subscribers had of it."""
+    """The merged stream below `end`, combined from what the subscribers received."""
 
     def __init__(self, end: int) -> None:
         self.sessions: list[str] = []
@@ -82,7 +87,7 @@ class Stream:
         self._tags = np.zeros(end, np.int64)
 
     def take(self, run: Run, who: str) -> Iterator[str]:
-        """Put in a run; say if it is not what another one had."""
+        """Add a run. Report a position at which another subscriber received something else."""
         if run.end > len(self._which):
             yield f"{who}: had positions up to {run.end}, but the log ends at {len(self._which)}"
             return
@@ -102,13 +107,13 @@ class Stream:
             had[:] = np.where(is_known, had, has)
 
     def holes(self) -> Iterator[str]:
-        """Positions that no subscriber had."""
+        """Report positions that no subscriber received."""
         missing = np.flatnonzero(self._which < 0)
         if len(missing):
             yield f"{len(missing)} positions were read by no subscriber, the first is {missing[0]}"
 
     def of(self, session: str) -> tuple[Ints, Ints]:
-        """Numbers and lives of a session's messages, in the order of the stream."""
+        """Return the numbers and the tags of a session's messages, in the order of the stream."""
         if session not in self.sessions:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         rows = self._which == self.sessions.index(session)
@@ -116,7 +121,9 @@ class Stream:
 
 
 def judge_session(session: str, lives: Sequence[Published], numbers: Ints, tags: Ints) -> Iterator[str]:
-    """Of a session: each number once and in order; what was acknowledged is there, as that life sent it."""
+    """Check that each number of a session occurs once and in order, and that acknowledged messages are as
+    their process sent them.
+    """
     wrong = np.flatnonzero(numbers != np.arange(len(numbers)))
     if len(wrong):
         at = int(wrong[0])
@@ -144,25 +151,29 @@ def judge_session(session: str, lives: Sequence[Published], numbers: Ints, tags:
             yield f"{session}, life {successor.tag}: began at {first}, below {end} of the one before"
 
 
-# What processes use
+# Use of memory and disk
 
 
 GROWTH_MB_MAX = 24.0
 GROWTH_SHARE_MAX = 0.25
-"""Of memory, from the second third to the last: whichever is more. Python's heap wanders by some MB."""
+"""Share of the memory that it may grow by from the second third to the last. The greater limit applies.
+Python's heap varies by some MB.
+"""
 WARM_S = 20.0
-"""A process that is younger is still growing into its work."""
+"""A younger process is still growing to its normal size."""
 SAMPLES_MIN = 10
 
 
 class MemorySample(tuple[float, float, float]):
-    """(seconds since the beginning, age of the process in seconds, MB of its own)."""
+    """(seconds since the start, age of the process in seconds, its own memory in MB)."""
 
     __slots__ = ()
 
 
 def growth(samples: Sequence[MemorySample], seconds: float) -> tuple[float, float] | None:
-    """Medians of the second and of the last third, of processes that were warm; None if that says nothing."""
+    """Return the medians of the second and the last third, for warm processes; None if there are too few
+    samples.
+    """
     thirds: list[list[float]] = [[], [], []]
     for at_s, age_s, mb in samples:
         if age_s >= WARM_S:
@@ -173,7 +184,7 @@ def growth(samples: Sequence[MemorySample], seconds: float) -> tuple[float, floa
 
 
 def judge_memory(samples: Mapping[str, Sequence[MemorySample]], seconds: float) -> Iterator[str]:
-    """Memory is flat; by process ("n1 data"), whichever of its lives."""
+    """Check that memory does not grow. `samples`: by name ("n1 data"), for all processes with that name."""
     for process, found in sorted(samples.items()):
         if (medians := growth(found, seconds)) is not None:
             second, last = medians
@@ -182,7 +193,7 @@ def judge_memory(samples: Mapping[str, Sequence[MemorySample]], seconds: float) 
 
 
 def judge_disk(most_bytes: Mapping[str, int], bound_bytes: int, what: str) -> Iterator[str]:
-    """No merged log takes more than that."""
+    """Check that no merged log takes more than `bound_bytes`."""
     for name, size in sorted(most_bytes.items()):
         if size > bound_bytes:
             yield f"{name}: {what} took {size:,} bytes, {bound_bytes:,} at most were to be kept"

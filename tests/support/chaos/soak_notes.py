@@ -1,18 +1,18 @@
-"""What publishers and subscribers of a soak note, as lines of text; and reading that again.
+"""The notes of a soak's publishers and subscribers as lines of text, and functions that read them.
 
-Pure. A file of notes belongs to one life of one process; each line is written at once, so that only the last
-one can be torn, where the process was killed. A torn line was never noted.
+Pure. Each file of notes belongs to one process. Each line is written in one call, so only the last line can
+be torn, if the process was killed. A torn line does not count.
 
-    of a publisher      first N      the number that the life began with
-                        flushed N    all below N is synced here
-                        replicated N, merged N    the cluster said so, by progress or by the end of a wait
-                        ended CLASS  an error ended the life
+    of a publisher      first N      the first number of this process
+                        flushed N    all numbers below N are synced here
+                        replicated N, merged N    the cluster reported this, as progress or after a wait
+                        ended CLASS  an error ended the publishing
 
-    of a subscriber     run POSITION SESSION NUMBER TAG COUNT    so many messages in a row
+    of a subscriber     run POSITION SESSION NUMBER TAG COUNT    COUNT consecutive messages
                         skip WANTED RESUMED REASON               an event
                         event TEXT   any other event
-                        ack POSITION all below is acknowledged
-                        bad TEXT     a value that nobody published
+                        ack POSITION all positions below are acknowledged
+                        bad TEXT     a value that no publisher published
                         ended CLASS TEXT
 """
 
@@ -24,12 +24,12 @@ from typing import TypeAlias
 
 
 def value_of(tag: int, number: int) -> bytes:
-    """What life `tag` of a publisher publishes as `number`."""
+    """Return the value that process `tag` of a publisher publishes as `number`."""
     return b"%d:%d:" % (tag, number) + bytes([number % 251]) * (number * 7919 % 900)
 
 
 def tag_of(value: bytes, number: int) -> int | None:
-    """The life that published a value under that number; None if no life did."""
+    """Return the tag of the process that published this value under this number; None if there is none."""
     tag, separator, _ = value.partition(b":")
     if not (separator and tag.isdigit() and len(tag) < 10):
         return None
@@ -38,12 +38,12 @@ def tag_of(value: bytes, number: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one life of a publisher noted: ends are one past the last number."""
+    """The notes of one publisher process. Each end is one past the last number."""
 
     session: str
     tag: int
     first: int | None = None
-    """None: it was killed before it began."""
+    """None: the process was killed before it started to publish."""
     flushed: int = 0
     replicated: int = 0
     merged: int = 0
@@ -52,7 +52,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Messages in a row, of one session and one life of its publisher, numbers ascending by one."""
+    """Consecutive messages of one session and one publisher process. Their numbers rise by one."""
 
     position: int
     session: str
@@ -77,14 +77,14 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """By `ack`."""
+    """The position of an `ack`."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What must not happen to a subscriber at all."""
+    """Something that must never happen to a subscriber."""
 
     text: str
 
@@ -94,17 +94,17 @@ Item: TypeAlias = Run | Skipped | Acknowledged | Wrong
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one life of a subscriber noted, in order."""
+    """The notes of one subscriber process, in order."""
 
     name: str
     life: int
     wanted: int | None
-    """Where it was to begin; None: where it had acknowledged."""
+    """The start position of the process. None: its acknowledged position."""
     items: tuple[Item, ...]
 
 
 def read_published(session: str, tag: int, text: str) -> Published:
-    """The notes of a publisher's life."""
+    """Return the notes of a publisher process."""
     reached: dict[str, int] = {}
     ended_by = ""
     for line in _lines(text):
@@ -118,7 +118,7 @@ def read_published(session: str, tag: int, text: str) -> Published:
 
 
 def read_received(name: str, life: int, wanted: int | None, text: str) -> Received:
-    """The notes of a subscriber's life."""
+    """Return the notes of a subscriber process."""
     return Received(name, life, wanted, tuple(map(_item, _lines(text))))
 
 

@@ -1,6 +1,6 @@
-"""The publishers and subscribers of a soak, in processes of their own, by the public API; what they note.
+"""The publishers and subscribers of a soak, as separate processes that use the public API and write notes.
 
-The notes go to a file that outlives the process, however it ends; what is in them is in `soak_notes`.
+The file of notes remains after the process has ended. `soak_notes` describes its content.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WAIT_S: Final = 0.05
 
 
 class Notes:
-    """A file of notes, each line of which is written at once."""
+    """A file of notes. Each line is written in one call."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -40,7 +40,9 @@ class Notes:
 
 
 class Publishing:
-    """Publishes at a steady rate in a thread, and notes what was acknowledged, until told to finish."""
+    """Publishes at a steady rate in a thread, and notes what was acknowledged, until it is asked to
+    finish.
+    """
 
     def __init__(self, settings: dict[str, Any], notes: Notes) -> None:
         self._settings, self._notes = settings, notes
@@ -57,7 +59,9 @@ class Publishing:
         self._thread.start()
 
     def answer(self, do: str, arguments: Answer) -> Answer:
-        """Be done with publishing ("finish"), all of it synced here, or close in good order."""
+        """Finish publishing and sync all of it ("finish"), report whether all is merged ("merged"), or close
+        ("close").
+        """
         match do:
             case "finish":
                 self._finishing.set()
@@ -97,7 +101,7 @@ class Publishing:
         self._notes.write(f"flushed {self._publisher.next_number}")
 
     def _wait(self, level: Any) -> None:
-        """As a program would that wants to know; it goes on where the cluster takes longer."""
+        """Wait for this level, as a program may do. Continue if the cluster takes longer."""
         end = self._publisher.next_number
         with contextlib.suppress(rt.Timeout):
             self._publisher.wait(end - 1, level, timeout=_WAIT_S)
@@ -127,7 +131,7 @@ class Subscribing:
         self._thread.start()
 
     def answer(self, do: str, _arguments: Answer) -> Answer:
-        """Say the next position ("received"), or stop ("close")."""
+        """Report the next position, after a stop if asked to ("close")."""
         if do == "close":
             self._is_finishing = True
             self._subscriber.call_off()
@@ -145,7 +149,7 @@ class Subscribing:
             self._notes.write(f"ended {type(error).__name__} {_one_line(error)}")
 
     def _acknowledge(self, count: int) -> None:
-        """What was noted: seldom while much comes, and when nothing does."""
+        """Acknowledge the noted messages, but only after many messages or when none arrive."""
         self._unacknowledged += count
         is_due = self._unacknowledged >= _ACK_MESSAGES or (self._unacknowledged and not count)
         if self._is_named and is_due:
@@ -162,7 +166,7 @@ class Subscribing:
 
 
 def runs(messages: list[rt.Message]) -> Iterator[str]:
-    """Lines for these messages: as few as say it all."""
+    """Yield lines for these messages, as few as possible."""
     open_run: list[Any] = []
     for message in messages:
         tag = tag_of(message.value, message.number)
@@ -186,7 +190,7 @@ def _one_line(what: object) -> str:
 
 
 def main() -> None:
-    """Do as the settings say until SIGTERM, or the end of the standard input."""
+    """Run as the settings specify until SIGTERM or the end of the standard input."""
     settings = json.loads(sys.argv[1])
     notes = Notes(settings["notes"])
     kind = Publishing if settings["kind"] == "publisher" else Subscribing

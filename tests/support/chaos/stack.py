@@ -1,9 +1,8 @@
-"""The whole stack under faults that a seed draws: nodes, publishers that reach different ones of them, a
-subscriber.
+"""Runs the whole stack under random faults: nodes, publishers that reach different nodes, a subscriber.
 
-`python -m chaos.run --stack --seconds 600 --seed 7` runs one by hand. Between faults everything
-heals, and the merged logs must come to the committed end within a bound while the publishers go on. In the
-end what is merged is checked, and the merged logs are compared byte by byte.
+`python -m chaos.run --stack --seconds 600 --seed 7` starts one by hand. Between faults everything is healed.
+Then the merged logs must reach the committed end in a limited time, while the publishers continue. At the end
+the merged messages are checked, and the merged logs are compared byte by byte.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ STREAM: Final = "chaos"
 READY_S: Final = 60.0
 """Most seconds after a heal until the cluster has a leader and all nodes listen."""
 LIVE_S: Final = 30.0
-"""Most seconds from then until all merged logs have what was published before; also until flipped bytes are
-repaired.
+"""Most seconds from then until all merged logs have the messages published before. The repair of flipped
+bytes has the same limit.
 """
 RESTS_S_MAX: Final = (0.1, 1.0, 2.0)
-"""Between two faults; drawn for each round of them."""
+"""Longest rests between two faults. One of them is drawn for each round."""
 ROLL_BYTES: Final = 2**20
 
 
 @dataclass(slots=True)
 class StackOutcome:
-    """One run: what was done to the stack, and what came of it."""
+    """The faults of one run, and its result."""
 
     seed: int
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     lost_files: int = 0
-    """Files of which power cuts undid something."""
+    """Number of files in which power cuts undid changes."""
     published: int = 0
     merged: int = 0
     lives_s: list[float] = field(default_factory=list)
-    """After each heal, until all merged logs had what was published before."""
+    """Seconds after each heal until all merged logs had the messages published before."""
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -91,7 +90,7 @@ class StackChaos:
         self._outcome = StackOutcome(seed)
 
     def run(self) -> StackOutcome:
-        """Do it all; what went wrong is in the outcome."""
+        """Run all phases. The outcome contains the problems."""
         begun = time.monotonic()
         names = [f"n{at}" for at in range(1, self._count + 1)]
         reached = {f"without-{name}": [one for one in names if one != name] for name in names}
@@ -133,7 +132,7 @@ class StackChaos:
 
     @property
     def kinds(self) -> Collection[str]:
-        """All kinds of faults, once it has run."""
+        """All kinds of faults. Available after `run`."""
         return self._faults.kinds.keys()
 
     # Phases
@@ -149,14 +148,14 @@ class StackChaos:
             faults.turn()
 
     def _settle(self) -> None:
-        """Heal everything. What was published before must come to all merged logs in time."""
+        """Heal everything. Messages published before must reach all merged logs in time."""
         nodes = self._nodes
         self._faults.heal()
         nodes.wait_ready(timeout_s=READY_S)
         begun = time.monotonic()
         wanted = {one.name: one.ask("status")["flushed"] for one in self._publishers}
         self._await(lambda: self._lacking(wanted), "publishers to be told that all is merged", begun)
-        # Numbers are dense in each session, so that is how many messages are committed at least.
+        # Numbers are dense in each session, so at least this many messages are committed.
         end = sum(one.ask("status")["merged"] for one in self._publishers)
         self._await(lambda: self._behind(end), f"merged logs that end at {end}", begun)
         live_s = time.monotonic() - begun
@@ -192,18 +191,18 @@ class StackChaos:
     # Waiting
 
     def _lacking(self, wanted: dict[str, int]) -> dict[str, int]:
-        """By publisher: how many of the messages are not told to be merged."""
+        """By publisher: how many of the messages are not reported as merged."""
         reached = {one.name: one.ask("status")["merged"] for one in self._publishers}
         return {name: end - reached[name] for name, end in wanted.items() if reached[name] < end}
 
     def _behind(self, end: int) -> dict[str, int]:
-        """By node, and by the subscriber: how much is not in its merged log, or not read."""
+        """By node and for the subscriber: how many messages are not merged or not read yet."""
         reached = {name: self._nodes.merged_position(name) for name in self._nodes.names}
         reached[self._subscriber.name] = self._subscriber.check.end
         return {name: end - position for name, position in reached.items() if position < end}
 
     def _scrub_s(self) -> float:
-        """How long a node takes to verify all that it has: the rate of its scrubber is bounded."""
+        """Seconds that a node needs to verify all its data. The rate of its scrubber is limited."""
         most = max(_bytes_below(self._nodes.directory(name)) for name in self._nodes.names)
         return ROUND_S + most / SCRUB_BYTES_S
 
@@ -220,7 +219,7 @@ class StackChaos:
 
 
 def _bytes_below(directory: Path) -> int:
-    """Bytes of all files, some of which may go meanwhile."""
+    """Total size of all files in bytes. Some files may be deleted meanwhile."""
     size = 0
     for place, _, names in os.walk(directory):
         for name in names:

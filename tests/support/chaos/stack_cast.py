@@ -1,4 +1,4 @@
-"""Who uses the nodes in a chaos run of the whole stack: publishers, a subscriber, an operator."""
+"""The clients of a chaos run of the whole stack: publishers, a subscriber, an operator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASK_S: Final = 5.0
 
 
 class StackPublisher:
-    """A publisher that reaches some nodes only, by wires of its own."""
+    """A publisher that reaches only some nodes, through its own wires."""
 
     def __init__(self, nodes: WiredNodes, name: str, reached: Sequence[str], seed: int) -> None:
         self.name, self.reached = name, list(reached)
@@ -42,31 +42,31 @@ class StackPublisher:
         return self._process is not None
 
     def start(self) -> None:
-        """Begin another life, which goes on with the numbers of the one before."""
+        """Start the next process, which continues the numbers of the previous one."""
         (self._nodes.root / self.name).mkdir(exist_ok=True)
         log = self._nodes.root / f"{self.name}.log"
         self._process = Process("chaos.stack_publisher", self._settings, log)
 
     def kill(self) -> None:
-        """Kill -9."""
+        """Kill the process with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def ask(self, do: str) -> dict[str, Any]:
-        """See `stack_publisher`."""
+        """Send a request to the process (see `stack_publisher`)."""
         assert self._process is not None, self.name
         return self._process.ask(do, timeout_s=_ANSWER_S)
 
     def check_alive(self) -> None:
-        """Raise `ProcessEnded` if it ended, and nobody killed it."""
+        """Raise `ProcessEnded` if the process ended by itself."""
         process = self._process
         if process is not None and process.status is not None:
             raise ProcessEnded("a publisher ended by itself", where=self.name, got=process.last_words(500))
 
 
 class LogCheck:
-    """Each message is there once, in its publisher's order, and positions are dense."""
+    """Checks that each message occurs once, in its publisher's order, and that positions are dense."""
 
     def __init__(self, who: str) -> None:
         self.who = who
@@ -77,7 +77,7 @@ class LogCheck:
         self.problems: list[str] = []
 
     def take(self, messages: Iterable[rt.Message]) -> None:
-        """Those that come next."""
+        """Check the next messages."""
         for message in messages:
             session, number = message.session, message.number
             wanted = self.end, self.ends.get(session, 0)
@@ -86,13 +86,13 @@ class LogCheck:
             self.end, self.ends[session] = message.position + 1, number + 1
 
     def problem(self, text: str) -> None:
-        """Note what is wrong; of many only the first ones."""
+        """Record a problem, up to `PROBLEMS_MAX` of them."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(f"{self.who}: {text}")
 
 
 class StackSubscriber:
-    """A subscriber in this process, by wires of its own, which reads whenever `read` is called."""
+    """A subscriber in this process with its own wires. It reads whenever `read` is called."""
 
     def __init__(self, nodes: WiredNodes, name: str) -> None:
         self.name, self.reached = name, nodes.names
@@ -112,7 +112,7 @@ class StackSubscriber:
         return self._subscriber is not None
 
     def start(self) -> None:
-        """Begin another life where the one before has read to."""
+        """Start the subscriber at the position up to which it has read."""
         self._subscriber = rt.Subscriber(
             self._root,
             self._nodes.stream,
@@ -124,30 +124,30 @@ class StackSubscriber:
         )
 
     def close(self) -> None:
-        """End the life."""
+        """Close the subscriber, if it runs."""
         if self._subscriber is not None:
             self._subscriber.close()
             self._subscriber = None
 
     def read(self) -> None:
-        """Take what is there."""
+        """Read the messages that are available."""
         if self._subscriber is not None:
             self.check.take(self._subscriber.poll(10_000, 0))
 
     def _on_event(self, event: Event) -> None:
-        if not isinstance(event, Reset):  # Nothing is trimmed here, and damage of one node reaches nobody.
+        if not isinstance(event, Reset):  # Nothing is trimmed, and a corrupt node affects no subscriber.
             self.check.problem(f"it was told of {event}")
 
 
 class StackOperator:
-    """What an operator asks of the nodes, directly."""
+    """The requests of an operator, sent directly to the nodes."""
 
     def __init__(self, nodes: WiredNodes) -> None:
         self._nodes = nodes
         self._tls = nodes.certificate("operator", "chaos")
 
     def post(self, target: str, **body: object) -> bool:
-        """Whether a node did it."""
+        """Send a request. Return whether a node accepted it."""
         endpoints = [f"127.0.0.1:{self._nodes.data_ports[name]}" for name in self._nodes.running]
         with contextlib.suppress(RtError):
             content = json.dumps(body).encode()

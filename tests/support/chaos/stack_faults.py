@@ -1,8 +1,8 @@
-"""The faults of a chaos run of the whole stack: a shuffled deck, their healing, what is expected of each.
+"""The faults of a chaos run of the whole stack: a shuffled deck, their healing, and checks of each fault.
 
 Invariants:
-- A node has at most one fault of its own at a time; its wires may be cut besides.
-- At most one node's disk is damaged or lost at a time: the promises are about a minority.
+- A node has at most one fault of its own at a time. Its wires may also be cut.
+- At most one node's disk is corrupt or lost at a time, because the promises hold for a minority.
 - A fault counts when it has really happened. If it cannot happen now, it stays in the deck.
 """
 
@@ -40,7 +40,7 @@ class Unnoticed(RtError):
 
 
 class StackFaults:
-    """Faults for nodes and clients; each is healed by `wait` when it is due, or by `heal`.
+    """Faults for nodes and clients. `wait` heals a fault when it is due, and `heal` heals all of them.
 
     A short deck (`is_short`) has one fault of each kind.
     """
@@ -62,10 +62,10 @@ class StackFaults:
         self._heals: dict[str, tuple[float, Heal]] = {}
         self._flips: list[Flip] = []
         self._lost: dict[str, int] = {}
-        """By node whose disk was lost: how often a disk of that node had been restored before."""
+        """By node whose disk was lost: how many times a disk of that node had been restored before."""
         self.done: Counter[str] = Counter()
         self.lost_files = 0
-        """Files of which power cuts undid something."""
+        """Number of files in which power cuts undid changes."""
         self.kinds: dict[str, tuple[Callable[[random.Random], bool], int]] = {
             "kill": (self._kill, 2),
             "kill_part": (self._kill_part, 2),
@@ -94,15 +94,15 @@ class StackFaults:
         self._is_calm = False
         self._deck: list[str] = []
         self.decks = 0
-        """How many decks are used up."""
+        """Number of decks that are used up."""
         self._shuffle()
 
-    # For the run
+    # Called by the run
 
     def strike(self, *, is_calm: bool = False) -> None:
         """Do the next fault of the deck that can happen. `is_calm`: no other fault lasts now."""
         self._is_calm = is_calm
-        # Each has a generator of its own, so that what one meets does not change the next one.
+        # Each fault has its own generator, so that the targets of one fault do not affect the next one.
         seed = self._draw.getrandbits(64)
         for kind in list(self._deck):
             if self.kinds[kind][0](random.Random(f"{seed} {kind}")):
@@ -116,7 +116,7 @@ class StackFaults:
             self._shuffle()
 
     def wait(self, seconds: float) -> None:
-        """Let it run, and heal what is due meanwhile."""
+        """Let the stack run for this time, and heal faults that are due."""
         until = time.monotonic() + seconds
         while (now := time.monotonic()) < until:
             for what, (due, heal) in list(self._heals.items()):
@@ -133,19 +133,21 @@ class StackFaults:
             heal()
 
     def check_alive(self) -> None:
-        """Raise `ProcessEnded` if something ended that nobody killed; the subscriber reads."""
+        """Raise `ProcessEnded` if a process ended by itself. Let the subscriber read."""
         self._nodes.check_alive()
         for publisher in self._publishers:
             publisher.check_alive()
         self._subscriber.read()
 
     def damaged(self) -> list[str]:
-        """Flipped bytes that are not repaired, or that were repaired without a word in the log."""
+        """Return flipped bytes that are not repaired, or whose repair is not in the node's log."""
         self._flips = [flip for flip in self._flips if flip.is_there() or not self._end_flip(flip)]
         return [f"{flip.node}: {flip.path} at {flip.offset}" for flip in self._flips]
 
     def forget_copies(self) -> None:
-        """All messages of the copies are in all merged logs: no node reads these bytes again."""
+        """Forget the flipped bytes of copies. All their messages are merged everywhere, so no node reads them
+        again.
+        """
         self._flips = [flip for flip in self._flips if flip.path.parent.name == "merged"]
 
     # Machines and processes
@@ -210,7 +212,9 @@ class StackFaults:
         return False
 
     def _free_disk(self, name: str, logged: int) -> None:
-        """It counts if the node has said so: what was refused once may be put off, as a spare segment is."""
+        """Count the fault if a write was refused and the node reported it. The node may defer a refused
+        write, such as that of a spare segment.
+        """
         is_said = _FULL_WORDS.search(self._nodes.said(name, logged)) is not None
         self._counts("disk_full", is_hit=self._nodes.free_disk(name) and is_said)
 
@@ -232,7 +236,7 @@ class StackFaults:
         return False
 
     def _flip_copy(self, draw: random.Random) -> bool:
-        """Mostly while control is paused: then the node merges these bytes later."""
+        """Flip a byte, usually while control is paused, so that the node merges these bytes later."""
         for name in self._victims(draw, 1) if self._is_whole() else []:
             if draw.random() < 0.7:
                 self._nodes.pause(name, "control")
@@ -287,7 +291,7 @@ class StackFaults:
         return not self._lost and not self.damaged()
 
     def _restored(self, name: str) -> int:
-        """How often a disk of a node was found to hold everything again."""
+        """Return how often a disk of this node was found to be complete again."""
         words = f"proposal_submitted RestoreDisk(node='{name}'"
         return sum(self._nodes.said(one).count(words) for one in self._nodes.names)
 
@@ -312,7 +316,7 @@ class StackFaults:
         return self._disturb(f"cut {one}-{other}", draw, wires, Wire.cut)
 
     def _hold_pair(self, draw: random.Random) -> bool:
-        """Nothing comes through one way, though all stays connected."""
+        """Block the data in one direction or both, while the connections stay open."""
         one, other = draw.sample(self._nodes.names, 2)
         there, back = draw.choice([(True, False), (False, True), (True, True)])
         self._note("hold_pair", one, other, f"there={there} back={back}")
@@ -387,7 +391,7 @@ class StackFaults:
         return is_closed
 
     def _soft_reset(self, draw: random.Random) -> bool:
-        """Only while all nodes run: an absent one would rejoin with an empty disk."""
+        """Request it only while all nodes run. A node that is down would rejoin with an empty disk."""
         del draw
         if self._is_calm and self._is_whole() and self._operator.post("/soft-reset", force=False):
             self._note("soft_reset")
@@ -424,7 +428,7 @@ class StackFaults:
         return is_hit
 
     def _expect_words(self, name: str, logged: int, words: re.Pattern[str], what: str) -> None:
-        """Wait until the log of the node says so."""
+        """Wait until these words are in the node's log."""
         deadline = time.monotonic() + _WORDS_S
         while not words.search(said := self._nodes.said(name, logged)):
             if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""The child of a chaos run of the whole stack: a publisher that never rests.
+"""The child process of a chaos run of the whole stack: a publisher that publishes all the time.
 
-`python -m chaos.stack_publisher '<settings as JSON>'`. A value names its number, so that the
-merged log can be checked without notes.
+Start it with `python -m chaos.stack_publisher '<settings as JSON>'`. Each value contains its number, so that
+the merged log can be checked without notes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FAILED: Final = 3
 
 
 def value_of(number: int) -> bytes:
-    """What is published as `number`."""
+    """Return the value that is published as `number`."""
     return b"%d:" % number + bytes([number % 251]) * (number * 7919 % 600)
 
 
@@ -39,7 +39,7 @@ class StackPublisherProcess:
         self._thread.start()
 
     def answer(self, do: str, _arguments: Answer) -> Answer:
-        """Say how far it is ("status"), be done with publishing ("finish"), or close in good order."""
+        """Report the progress ("status"), finish publishing ("finish"), or close in good order."""
         match do:
             case "finish":
                 self._finishing.set()

@@ -1,9 +1,8 @@
-"""`LocalCluster` whose wires can be cut, silent, slow or lossy: to each other, and from publishers and
-subscribers.
+"""`LocalCluster` with wires that can be cut, silent, slow or lossy, between nodes and from clients to nodes.
 
-A relay (`Wire`) for each way: from each node to each other one, for Raft and for data, and from the clients
-to each node. Clients that have a name have wires of their own. The law of the wires holds: no byte is
-changed, lost or reordered within a connection.
+There is a relay (`Wire`) for each direction: from each node to each other node, for Raft and for data, and
+from the clients to each node. Named clients have their own wires. As for every wire, no byte is changed, lost
+or reordered within a connection.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class WiredNodes(LocalCluster):
-    """As `LocalCluster`; the wires are there between `__enter__` and `__exit__`."""
+    """A `LocalCluster` whose wires exist between `__enter__` and `__exit__`."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class WiredNodes(LocalCluster):
         with_rest: bool = False,
         clients: Sequence[str] = (),
     ) -> None:
-        """`clients` are the names of those that have wires of their own, beside the `CLIENTS`."""
+        """`clients` are the names of clients with their own wires, in addition to `CLIENTS`."""
         super().__init__(root, count, stream=stream, flags=flags, with_rest=with_rest)
         self._clients = [CLIENTS, *clients]
         self._loop = asyncio.new_event_loop()
@@ -65,15 +64,15 @@ class WiredNodes(LocalCluster):
 
     @property
     def endpoints(self) -> list[str]:
-        """Where publishers and subscribers reach the nodes: through wires."""
+        """The addresses at which publishers and subscribers reach the nodes through wires."""
         return [f"127.0.0.1:{self._data[CLIENTS, name].port}" for name in self.names]
 
     def endpoints_of(self, client: str, *names: str) -> list[str]:
-        """Where a client that has a name reaches these nodes."""
+        """Return the addresses at which a named client reaches these nodes."""
         return [f"127.0.0.1:{self._data[client, name].port}" for name in names]
 
     def wires_between(self, dialler: str, dialled: str) -> list[Wire]:
-        """Those by which one end dials a node: for Raft, if it is a node, and for data."""
+        """Return the wires by which one end connects to a node: for data, and between nodes also for Raft."""
         ends = dialler, dialled
         return [wires[ends] for wires in (self._raft, self._data) if ends in wires]
 
@@ -87,22 +86,22 @@ class WiredNodes(LocalCluster):
             wire.cut()
 
     def silence(self, end: str) -> None:
-        """Let nothing through to it or from it, though all stays connected, until `heal`."""
+        """Block all data to it and from it until `heal`. The connections stay open."""
         for wire in self.wires(end):
             wire.hold()
 
     def delay(self, seconds: float) -> None:
-        """Deliver everything that passes between any two this much later, until `heal`."""
+        """Deliver all data between any two ends this much later, until `heal`."""
         for wire in self._all():
             wire.delay(seconds)
 
     def lose(self, share: float) -> None:
-        """Lose this share of what passes between any two, until `heal`; TCP sends it again."""
+        """Lose this share of the data between any two ends, until `heal`. TCP sends it again."""
         for wire in self._all():
             wire.lose(share)
 
     def reset(self) -> None:
-        """End every connection there is; new ones may be made at once."""
+        """End all connections. New ones may be made at once."""
         for wire in self._all():
             wire.reset()
 

@@ -1,8 +1,9 @@
-"""The wires between real processes: what passes on each of them can be held, delayed, lost or cut.
+"""The wires between real processes: the data on each of them can be held, delayed, lost or cut.
 
-A `Wires` is a thread with a relay for each pair of members: the one that dials is told the relay's address.
-The law: a wire never changes, drops or reorders a byte of a connection; it delivers late, or ends it. That is
-what TCP makes of lost packets, too: it sends them again after a time, and all behind them waits.
+A `Wires` is a thread with a relay for each pair of members. The member that dials gets the relay's address.
+Invariant: a wire never changes, drops or reorders a byte of a connection. It delivers late, or ends the
+connection. TCP has the same effect when packets are lost: it sends them again after a time, and all later
+data waits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 _PIECE_BYTES = 64 * 1024
 RETRANSMIT_S = 0.2
-"""The least time after which Linux sends again what was not acknowledged; twice as long each time after."""
+"""The shortest time after which Linux sends unacknowledged data again. It doubles with each retry."""
 
 Result = TypeVar("Result")
 
@@ -27,7 +28,7 @@ class Wire:
     def __init__(self, name: str, port: int, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
         self.port = 0
-        """Where the one that dials is to connect."""
+        """The port to which the dialling member connects."""
         self._target = port
         self._loop = loop
         self._is_cut = False
@@ -48,7 +49,9 @@ class Wire:
         self._loop.call_soon_threadsafe(self._abort)
 
     def hold(self, *, there: bool = True, back: bool = True) -> None:
-        """Let nothing through to the one that was dialled, or back, though all stays connected."""
+        """Block the data to the dialled member (`there`), from it (`back`), or both. The connections stay
+        open.
+        """
         self._set(held=frozenset([0] * there + [1] * back))
 
     def delay(self, seconds: float) -> None:
@@ -60,7 +63,7 @@ class Wire:
         self._set(lost_share=share)
 
     def heal(self) -> None:
-        """Let everything through again, what was held first."""
+        """Let all data through again, held data first."""
         self._set()
 
     def _set(
@@ -86,12 +89,12 @@ class Wire:
             writer.transport.abort()
 
     async def open(self) -> None:
-        """Listen; the thread's own."""
+        """Listen. Call this in the relay's thread."""
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """End everything; the thread's own."""
+        """End everything. Call this in the relay's thread."""
         self._server.close()
         self._abort()
         for task in self._tasks:
@@ -152,7 +155,9 @@ class Wire:
 
 
 class Wires:
-    """The wires between members that listen on `ports`; each pair is dialled by the greater name."""
+    """The wires between members that listen on `ports`. In each pair, the member with the greater name
+    dials.
+    """
 
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = dict(ports)
@@ -185,11 +190,11 @@ class Wires:
         return list(self._wires.values())
 
     def of(self, member: str) -> Sequence[Wire]:
-        """The wires of one member, to both sides."""
+        """Return all wires to and from one member."""
         return [wire for ends, wire in self._wires.items() if member in ends]
 
     def members_as_seen_by(self, member: str) -> dict[str, str]:
-        """Addresses of all members for this one's configuration."""
+        """Return the addresses of all members for the configuration of `member`."""
         return {
             name: f"127.0.0.1:{self._wires[member, name].port if name < member else port}"
             for name, port in self._ports.items()

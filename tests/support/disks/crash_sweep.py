@@ -144,7 +144,7 @@ def _run_until(change: int, step: Step, disk: MemoryDisk, log: Log) -> None:
     except PowerCut:
         pass
     except Exception:
-        # A dead machine raises nothing: after the power cut this is only the program's reaction to it.
+        # After the power cut, an error is only the program's reaction to it.
         if not disk.is_off:
             raise
 

@@ -1,4 +1,4 @@
-"""What a call to a disk fails with."""
+"""The error code of a failed call to a disk."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ SECTOR_BYTES: Final = 512
 
 
 def coin_of(keep: Literal["none", "some"], seed: int) -> Coin:
-    """The probability is drawn first, so that nearly everything and nearly nothing occur too."""
+    """Return a coin with a random probability, so that in some cases nearly all or nearly no changes
+    survive.
+    """
     if keep == "none":
         return lambda: False
     source = random.Random(seed)

@@ -135,7 +135,7 @@ class MemoryDisk(Faults):
     # Called by the test. These count no changes, have no faults, and work when the power is off.
 
     def cut_power_at(self, change: int) -> None:
-        """Raise `PowerCut` in the call that makes `changes` reach `change`, and in every later call.
+        """Raise `PowerCut` in the call in which `changes` reaches `change`, and in every later call.
 
         That call has no effect, except that a write may be partly done.
         """
@@ -145,12 +145,13 @@ class MemoryDisk(Faults):
             self._cut_at = change
 
     def after_power_cut(self, keep: Keep, seed: int = 0) -> MemoryDisk:
-        """The disk after a restart. This one stays off, but the call may be repeated.
+        """The disk after a restart. This disk stays off, but the method can be called again.
 
-        "none": only what was synced. "some": of the rest what `seed` selects: any writes, whole or some of
-        their sectors, sizes without the bytes, truncates or not; of each name a prefix of its changes. "all":
-        everything, as after kill -9. Then the kernel survives, and what was not synced is *still* not synced.
-        So a second cut may remove it if the recovery did not sync.
+        `keep` selects the changes that survive. "none": only synced changes. "some": also changes that `seed`
+        selects: any writes (whole or some of their sectors), sizes without the bytes, truncates or not; of
+        each name, a prefix of its changes. "all": everything, as after kill -9. In that case the kernel
+        survives, and unsynced changes are *still* not synced. So a second cut may remove them if the recovery
+        did not sync.
         """
         with self.guard:
             self.is_off = True
@@ -161,7 +162,7 @@ class MemoryDisk(Faults):
             return self._with(self._names.after_power_cut(coin, lambda inode: inode.after_power_cut(coin)))
 
     def state(self) -> Hashable:
-        """Equal for disks that no program and no power cut can distinguish. No file may be open."""
+        """Equal for two disks if no program and no power cut can distinguish them. No file may be open."""
         with self.guard:
             numbers: dict[Node, int] = {}
             names = self._names.state(numbers)
@@ -177,7 +178,7 @@ class MemoryDisk(Faults):
             return sorted(self._names.paths_below(ROOT, "/"))
 
     def read(self, path: str) -> bytes:
-        """What a reader of the file sees."""
+        """Return the content as a reader of the file sees it."""
         with self.guard:
             return bytes(self._names.file_at(path).content)
 
@@ -200,7 +201,7 @@ class MemoryDisk(Faults):
     # Power and counting.
 
     def require_power(self) -> None:
-        """`PowerCut` if the power is off."""
+        """Raise `PowerCut` if the power is off."""
         if self.is_off:
             raise PowerCut("the power is off")
 

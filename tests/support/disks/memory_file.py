@@ -18,7 +18,7 @@ BUFFERS_MAX: Final = 1024
 
 
 class Around(Protocol):
-    """The disk, as its files see it. They call it with `guard` held."""
+    """The disk, as its files see it. The files call it while they hold `guard`."""
 
     guard: threading.RLock
     changes: int
@@ -28,10 +28,10 @@ class Around(Protocol):
         """Count a call of the program, and raise the fault configured for it."""
 
     def require_power(self) -> None:
-        """`PowerCut` if the power is off."""
+        """Raise `PowerCut` if the power is off."""
 
     def fitting(self, size: int, offset: int, wanted: int) -> int:
-        """How many of `wanted` bytes may be written at `offset` into a file of `size`. ENOSPC if none."""
+        """Return how many of `wanted` bytes fit at `offset` in a file of `size`. ENOSPC if none fits."""
 
     def require_room(self, growth: int) -> None:
         """Raise ENOSPC unless a file may grow by `growth`."""
@@ -87,7 +87,7 @@ class MemoryFile:
         try:
             self._disk.count_call(operation)
         except PowerCut:
-            # A part of the write was done: a prefix, chosen by the number of the change.
+            # A part of the write takes effect: a prefix, chosen by the number of the change.
             self._write(data[: random.Random(self._disk.changes).randint(0, len(data))], offset)
             raise
         fitting = self._disk.fitting(len(self._inode.content), offset, len(data))

@@ -139,7 +139,7 @@ class NameTable:
     # After a power cut or kill
 
     def after_kill(self, survive: Callable[[Inode], Inode]) -> NameTable:
-        """The same names, durable ones too, with the files that `survive` makes."""
+        """Return the same names, including the durable ones, with files made by `survive`."""
         twin = _twins(survive)
         return NameTable(
             {key: twin(node) for key, node in self.now.items()},
@@ -148,7 +148,10 @@ class NameTable:
         )
 
     def after_power_cut(self, coin: Coin, survive: Callable[[Inode], Inode]) -> NameTable:
-        """The durable names with some edits. An edit is lost if an earlier one of the same name is."""
+        """Return the durable names with some edits.
+
+        If an edit is lost, later edits of the same name are lost too.
+        """
         names = dict(self._durable)
         lost: set[Key] = set()
         for edit in self._edits:
@@ -161,7 +164,7 @@ class NameTable:
         return NameTable(left, dict(left))
 
     def state(self, numbers: dict[Node, int]) -> Hashable:
-        """Equal for tables that cannot be distinguished. `numbers` gets a number for each node."""
+        """Equal for tables that cannot be distinguished. `numbers` maps each node to a number."""
 
         def numbered(edit: Mapping[Key, Node | None]) -> Hashable:
             return tuple(
@@ -174,7 +177,7 @@ class NameTable:
 
 
 def _twins(survive: Callable[[Inode], Inode]) -> Callable[[Node], Node]:
-    """Calls `survive` once per file, however many names it has. Directories are shared."""
+    """Return a function that calls `survive` once per file, not per name. Directories are shared."""
     twins: dict[Inode, Inode] = {}
 
     def twin(node: Node) -> Node:

@@ -1,4 +1,4 @@
-"""A disk on another one: subclasses override what they change."""
+"""A disk that wraps another disk. Subclasses override the methods that they change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rt.log.format.constants import Buffer
 
 
 class WrappedFile:
-    """A file of the disk below."""
+    """A file that forwards to a file of the wrapped disk."""
 
     __slots__ = ("_file",)
 
@@ -27,7 +27,7 @@ class WrappedFile:
         return self._file.pwritev(buffers, offset)
 
     def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
-        """Through memory, so that it is a write like any other."""
+        """Copy through memory, so that the copy is a write like any other."""
         data = source.pread(size, source_offset)
         return self.pwritev([data], offset) if data else 0
 
@@ -54,7 +54,7 @@ class WrappedFile:
 
 
 class WrappedDisk:
-    """`wrapped` makes what `open` and `create` return."""
+    """A disk that forwards to another disk. `wrapped` makes the results of `open` and `create`."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

@@ -1,7 +1,7 @@
-"""Work aside of a simulated node: it stands still before each change of the disk, while the loop goes on.
+"""Background work of a simulated node. It pauses before each change of the disk, while the loop continues.
 
-Law: though work has a thread, only one thread runs at any time: the loop lets work go and waits until it
-stands still again. So the seed alone decides how the two interleave.
+Law: work has its own thread, but only one thread runs at any time. The loop resumes the work and waits until
+the work pauses again. So the seed alone decides how the two interleave.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sequencer.raft.storage.worker import Done, Failed, Work
 
 
 class SteppedWorker:
-    """One piece of work at a time (`sequencer.raft.storage.worker.BackgroundWorker`).
+    """Does one piece of work at a time (`sequencer.raft.storage.worker.BackgroundWorker`).
 
-    `later` has a function called on the loop's thread some time later, as long as the process runs; `wake`
-    is called when something is to be collected.
+    `later` schedules a function on the loop's thread some time later, as long as the process runs. `wake` is
+    called when there is a result to collect.
     """
 
     def __init__(self, later: Callable[[Callable[[], None]], None], wake: Callable[[], None]) -> None:
@@ -48,11 +48,11 @@ class SteppedWorker:
         self._queue.clear()
 
     def disk(self, disk: Disk) -> Disk:
-        """The disk as work is to see it; for the loop it is as before."""
+        """Return the disk for the work. The loop uses the given disk as before."""
         return _SteppedDisk(disk, self._stand_still)
 
     def unwind(self) -> None:
-        """The process is gone, and its disk off: work that stands still fails at its next change."""
+        """End the work of an ended process whose disk is off: paused work fails at its next change."""
         self._queue.clear()
         if self._stepper is not None:
             while not self._stepper.step():
@@ -91,14 +91,14 @@ class SteppedWorker:
 
 
 class _Stepper:
-    """A function on a thread of its own that runs only while `step` waits for it."""
+    """A function in its own thread. It runs only while `step` waits for it."""
 
     def __init__(self, work: Work) -> None:
         self.result: Any = None
         self.error: BaseException | None = None
         self._work = work
         self._is_over = self._is_running = False
-        # Each is released by the one thread and acquired by the other, in turn: no need for semaphores.
+        # One thread releases each lock and the other acquires it, in turn, so semaphores are not needed.
         self._may_go, self._stands_still = threading.Lock(), threading.Lock()
         self._may_go.acquire()
         self._stands_still.acquire()
@@ -106,7 +106,7 @@ class _Stepper:
         self._thread.start()
 
     def step(self) -> bool:
-        """Let it run until it stands still again; whether it is over."""
+        """Run the function until it pauses again. Return whether it has ended."""
         self._is_running = True
         self._may_go.release()
         self._stands_still.acquire()
@@ -116,7 +116,7 @@ class _Stepper:
         return self._is_over
 
     def stand_still(self) -> None:
-        """Called wherever it may stand still; if the loop is who calls, nothing happens."""
+        """Pause the function here. If the loop calls this, nothing happens."""
         if self._is_running:
             self._stands_still.release()
             self._may_go.acquire()

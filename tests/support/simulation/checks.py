@@ -1,8 +1,8 @@
-"""What must hold in every cluster at every moment, whatever fails: the laws of Raft and of docs/raft.md.
+"""Checks the laws of Raft and of docs/raft.md in a cluster at every moment, whatever fails.
 
-`Checks` is told what nodes do in one epoch, and remembers it over all their runs. It leans on what nodes
-say of themselves as little as it can: elections are counted from the votes that left, commits from the synced
-logs.
+`Checks` receives the actions of nodes in one epoch, and remembers them over all their runs. It relies as
+little as possible on the nodes' own statements: it counts elections from the votes that were sent, and
+commits from the synced logs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from simulation.promises import DiskRecord, Promises, View
 
 
 class Checks:
-    """All that was seen. Every method raises `Violation`."""
+    """All observations of one epoch. Every method raises `Violation`."""
 
     def __init__(self, state: ClusterState | None = None, voters: Iterable[str] = ()) -> None:
-        """`state`: what this epoch of the cluster began with; None for the first one, then with `voters`."""
+        """`state`: the initial state of this epoch. None for the first epoch, which starts with `voters`."""
         self.disks: dict[bytes, DiskRecord] = {}
         self.entries: dict[LogIndex, tuple[bytes, int]] = {}
-        """Every entry ever seen in a log: its content, and the term of the one before."""
+        """Every entry ever seen in a log: its content, and the term of the entry before."""
         self.committed: dict[int, RaftEntry] = {}
         self.commit_end = 1 if state is None else state.applied.index
         """Index of the last entry known to be committed."""
@@ -49,7 +49,7 @@ class Checks:
     # A run
 
     def on_open(self, name: str, run: int, node: RaftNode) -> View:
-        """A node has opened its directory: it knows all that left it in earlier runs."""
+        """Check that a node that opened its directory remembers everything that it sent in earlier runs."""
         disk, log = node.claim.disk, node._log
         record = self.disks.setdefault(disk, DiskRecord(name))
         before = record.log
@@ -65,7 +65,10 @@ class Checks:
         return view
 
     def _require_synced(self, name: str, synced: LogIndex, before: DurableLog, log: DurableLog) -> None:
-        """What was synced is there, unless it was about to be cut, or a snapshot stands for or against it."""
+        """Check that the synced entries still exist.
+
+        Exceptions: they were about to be truncated, or a snapshot includes or contradicts them.
+        """
         if before.term_at(synced.index) != synced.term or log.base.index > synced.index:
             return
         known = self.committed.get(log.base.index)
@@ -75,7 +78,7 @@ class Checks:
         require(kept == synced.term, "synced entries are gone", name, synced, kept, log.base, log.last)
 
     def look(self, view: View) -> None:
-        """A node has done something: see what it has become."""
+        """Check the new state of a node after it did something."""
         node, raft = view.node, view.node._raft
         log = node._log
         view.record.claims.add(node.claim)
@@ -129,7 +132,7 @@ class Checks:
             self._scan(view, log)
 
     def _scan(self, view: View, log: DurableLog) -> None:
-        """Log matching: an index and a term name one entry, and all before it."""
+        """Check log matching: an index and a term identify one entry, and all entries before it."""
         start = view.scanned.index + 1 if log.term_at(view.scanned.index) == view.scanned.term else 0
         start = max(start, log.base.index + 1)
         before = log.term_at(start - 1)
@@ -146,7 +149,7 @@ class Checks:
     # Members
 
     def voters(self, log: DurableLog) -> frozenset[str]:
-        """Of the newest list in a log, or before it."""
+        """Return the voters of the newest list in a log, or before the log's start."""
         if not self._lists:
             return self._first_voters
         for entry in reversed(log.entries(log.base.index + 1)):
@@ -156,7 +159,7 @@ class Checks:
         return voters_of(self._lists[max(before)]) if before else self._first_voters
 
     def _require_alone(self, view: View, log: DurableLog, place: LogIndex) -> None:
-        """A leader appends a list when the one before and an entry of its own term are committed."""
+        """Check that the previous list and an entry of the leader's term are committed before a new list."""
         earlier = log.entries(log.base.index + 1, place.index)
         lists = [entry.place for entry in earlier if decode_members(entry.content)]
         is_alone = not lists or self._is_kept(lists[-1])
@@ -166,7 +169,7 @@ class Checks:
         require(is_own, "a list before an entry of its leader's term", view.name, place)
 
     def _require_newest(self, view: View) -> None:
-        """The list in force is the newest one in the log."""
+        """Check that the list in force is the newest one in the log."""
         voters, wanted = view.node._raft.voter_disks.voters, view.voters()
         require(voters == wanted, "not the newest list is in force", view.name, voters, wanted)
 
@@ -183,7 +186,7 @@ class Checks:
         return [members for place, members in self._lists.items() if self._is_kept(place)]
 
     def voters_in_play(self) -> Iterator[frozenset[str]]:
-        """Of the newest committed list, and then of each list after it that may yet be committed."""
+        """Yield the voters of the newest committed list, then of each later list that may be committed."""
         committed = max((place for place in self._lists if self._is_kept(place)), default=LogIndex(0, 0))
         yield voters_of(self._lists[committed]) if committed.index else self._first_voters
         for place, members in self._lists.items():
@@ -216,7 +219,7 @@ class Checks:
             )
 
     def _look_at_followers(self, view: View) -> None:
-        """A leader holds to be replicated only what was acknowledged to it, in this term."""
+        """Check that a leader counts as replicated only what was acknowledged to it, in this term."""
         raft = view.node._raft
         for peer, claim in raft.peer_disks.claims.items():
             match = raft.leader_role.match_index(peer) or 0
@@ -228,7 +231,7 @@ class Checks:
     # Commits
 
     def on_committed(self, view: View) -> None:
-        """A node's commit index rose: what it commits is, or becomes now, the one history."""
+        """Check a node's new commits against the one history, or extend that history by them."""
         raft, log = view.node._raft, view.node._log
         start, end = view.committed + 1, raft.committed
         view.committed = end
@@ -258,7 +261,7 @@ class Checks:
             self.commit_end = end
 
     def _require_majority(self, view: View, index: int) -> None:
-        """A majority of the disks that count have synced the entry, and said so to this leader."""
+        """Check that a majority of the counted disks synced the entry, and acknowledged it to this leader."""
         raft, term = view.node._raft, view.node._log.term_at(index)
         holders = []
         voters = view.voters()
@@ -276,7 +279,7 @@ class Checks:
         require(majority, "committed without a majority", view.name, index, term, holders)
 
     def on_entry(self, view: View, entry: RaftEntry) -> None:
-        """A node is about to apply an entry."""
+        """Check that an entry is committed and synced before a node applies it."""
         if view.node._raft.committed > view.committed:
             self.on_committed(view)
         require(

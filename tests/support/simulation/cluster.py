@@ -1,9 +1,10 @@
 """A simulated cluster: its members, each with a disk and at most one run, and what may happen to them.
 
-Laws. A disk is lost only while a majority of the others has all that it promised: at most a minority of the
-members at a time is without a disk that counts. Where an operator forces a node to go on by itself, what that
-one has goes on whole, as a history of its own, and the newest such history is the one that must not suffer; a
-disk that counts in another one never enters it. The operator empties whoever is not in it in the end.
+Laws. A disk is lost only while a majority of the other disks has everything that it promised. At any time, at
+most a minority of the members has no disk that counts. An operator may force a node to continue alone. Then
+the whole state of that node continues as a separate history, and the newest such history must not lose data.
+A disk that counts in another history never enters it. In the end, the operator empties every node that is not
+in the newest history.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ TRACE_EVENTS = 300
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One member, alive or not."""
+    """One member, running or not."""
 
     name: str
     disk: MemoryDisk
     run: NodeRun | None = None
     has_joined: bool = False
-    """It has been of the cluster: had its first state, that is."""
+    """Whether it was ever in the cluster: whether it has received its first state."""
     is_wiped: bool = False
-    """The disk it has does not count: it is not the first, and the cluster has not taken it in yet."""
+    """Whether its disk does not count: it is not the first disk, and the cluster has not accepted it yet."""
     keep: Keep = "all"
-    """What the next power cut inside a disk change leaves."""
+    """The data that remains after the next power cut inside a disk change."""
     attic: MemoryDisk | None = None
-    """A disk that was taken out."""
+    """A disk that was taken out earlier."""
     is_faulty: bool = False
-    """Storage errors are to be expected."""
+    """Whether storage errors are expected."""
 
 
 class Cluster:
-    """All of it. `rng` decides everything that is left open."""
+    """The whole simulation. `rng` makes all random decisions."""
 
     def __init__(self, settings: Settings, rng: random.Random, node_class: type[RaftNode] = RaftNode) -> None:
         self.settings, self.rng, self.node_class = settings, rng, node_class
@@ -61,14 +62,14 @@ class Cluster:
         self.clocks = Clocks()
         self.first_names = [f"n{at}" for at in range(1, settings.nodes + 1)]
         self.epochs: dict[int, Checks] = {1: Checks(voters=self.first_names)}
-        """By epoch of the cluster: each is a Raft of its own."""
+        """By epoch of the cluster. Each epoch is a Raft of its own."""
         self.histories: dict[int, History] = {0: History()}
-        """By the force that they began with, 0: the first."""
+        """By the force with which they started; 0 is the first history."""
         self.line = 0
-        """The history that goes on: the newest that came to be durable."""
+        """The current history: the newest one that has become durable."""
         self._forks: dict[int, tuple[NodeRun, History]] = {}
         self._newest = 1
-        """Epoch of the history that goes on."""
+        """The newest epoch of the current history."""
         self._counted: dict[bytes, int] = {}
         """The history in which each disk counted last."""
         self._lines = itertools.count(1)
@@ -80,7 +81,7 @@ class Cluster:
         self.recent: deque[tuple[object, ...]] = deque(maxlen=TRACE_EVENTS)
         self.digest = 0
         self.seen: Counter[str] = Counter()
-        """How often each kind of event was traced; of faults and log lines by their names."""
+        """How often each kind of event was traced. Faults and log lines count by their names."""
         self.runs_started = 0
         self.holders = Holders(self)
         self.requests = OwnerRequests(self)
@@ -88,20 +89,20 @@ class Cluster:
         self.running = ""
         """The member whose code runs, or ran last."""
 
-    # What goes on
+    # Histories and epochs
 
     @property
     def checks(self) -> Checks:
-        """Of the newest epoch of the history that goes on."""
+        """The checks of the newest epoch of the current history."""
         return self.epochs[self._newest]
 
     @property
     def history(self) -> History:
-        """The one that goes on."""
+        """The current history."""
         return self.histories[self.line]
 
     def checks_of(self, run: NodeRun) -> Checks:
-        """Of the node's epoch. Whoever is the first there has what it began with."""
+        """Return the checks of the node's epoch. The first node of an epoch has the epoch's initial state."""
         node = run.node
         epoch, line = node.state.epoch, run.machine.line
         if not epoch:
@@ -121,20 +122,20 @@ class Cluster:
 
     @property
     def is_forking(self) -> bool:
-        """Whether a node was forced to go on, and has not been started since: it may yet do so."""
+        """Whether a forced node has not been started again yet. It may still start a new history."""
         return max(self._forks, default=0) > self.line
 
     def next_line(self) -> int:
-        """Names what begins with the next force."""
+        """Return the name of the history that the next force starts."""
         return next(self._lines)
 
     def on_forced(self, run: NodeRun, line: int, fork: History) -> None:
-        """The node would go on by itself; whether it does is known when it is started again."""
+        """Record that a node was forced to continue alone. Its next start shows whether it does."""
         self.trace("forced", run.name, line)
         self._forks[line] = run, fork
 
     def history_of(self, run: NodeRun) -> History:
-        """Of a node that was started. Who is the first in a history has all that it began with."""
+        """Return the history of a started node. The first node of a history must have its initial content."""
         line = run.machine.line
         if line not in self.histories:
             forced, fork = self._forks[line]
@@ -146,13 +147,13 @@ class Cluster:
         return self.histories[line]
 
     def on_left_out(self, run: NodeRun) -> None:
-        """The node ended, as the cluster goes on without it: its operator empties it."""
+        """A node ended because the cluster continues without it. Its operator empties it."""
         require(run.machine.line != self.line, "a node ends that the cluster goes on with", run.name)
         self.replace_disk(run.name)
         self.timeline.after(self.rng.random(), lambda: self.start(run.name))
 
     def trace(self, *event: object) -> None:
-        """Note what happens: the last events are shown when something is wrong, all are in `digest`."""
+        """Record an event. The last events are shown at a failure. All of them are in `digest`."""
         is_named = event[0] in {"fault", "logs"}
         self.seen[str(event[-1 if event[0] == "logs" else is_named]).split(" ", maxsplit=1)[0]] += 1
         line = (round(self.timeline.now, 6), *event)
@@ -160,11 +161,11 @@ class Cluster:
         self.digest = zlib.crc32(repr(line).encode(), self.digest)
 
     def config_of(self, name: str) -> RaftConfig:
-        """How a member is set up."""
+        """Return the configuration of a member."""
         keep = self.settings.keep_entries
         names, has_list = self.first_names, self.checks.has_list
         is_blank = not any("snapshot." in path for path in self.members[name].disk.paths())
-        if has_list and is_blank:  # An operator names members that there are.
+        if has_list and is_blank:  # An operator names existing members.
             names = self.names_in_force()
         names = [*names, *({name} - {*names})]
         return RaftConfig(
@@ -180,11 +181,11 @@ class Cluster:
         )
 
     def runs(self) -> list[NodeRun]:
-        """Those that run, their directory open."""
+        """Return the runs whose directory is open."""
         return [m.run for m in self.members.values() if m.run is not None and m.run.view is not None]
 
     def leader(self) -> NodeRun | None:
-        """The one that leads in the latest term of the latest epoch of the history that goes on."""
+        """Return the leader of the latest term in the latest epoch of the current history."""
         runs = [run for run in self.runs() if run.machine.line == self.line]
         leaders = [run for run in runs if run.node.is_leader]
         return max(leaders, key=lambda run: (run.node.state.epoch, run.node._raft.term), default=None)
@@ -194,13 +195,13 @@ class Cluster:
         return sorted(self.checks.disks_that_count) or self.first_names
 
     def voters(self) -> list[str]:
-        """Those that vote, by the newest committed list."""
+        """Return the voters of the newest committed list."""
         return sorted(next(iter(self.checks.voters_in_play())))
 
-    # Lives
+    # Runs
 
     def start(self, name: str) -> None:
-        """Begin a run, unless one goes on."""
+        """Start a run, unless the member runs already."""
         member = self.members[name]
         if member.run is not None:
             return
@@ -210,7 +211,7 @@ class Cluster:
         run.open()
 
     def kill(self, name: str, *, keep: Keep = "all") -> None:
-        """End a run: "all" as by kill -9, else as by a power cut. The disk is the next one's."""
+        """End a run: "all" as by kill -9, otherwise as by a power cut. The next run gets the disk."""
         member = self.members[name]
         is_process = keep == "all"
         self.trace("ends", name, keep)
@@ -224,28 +225,28 @@ class Cluster:
             member.run = None
 
     def on_power_cut(self, run: NodeRun) -> None:
-        """The disk went off inside a change."""
+        """The disk lost its power inside a change."""
         self.stop_and_restart(run.name, self.members[run.name].keep)
 
     def on_stopped(self, run: NodeRun) -> None:
-        """The node ended by itself, for its disk's sake."""
+        """The node ended by itself because of its disk."""
         self.stop_and_restart(run.name, "all")
 
     def stop_and_restart(self, name: str, keep: Keep) -> None:
-        """End a run, and begin another one some time later."""
+        """End a run, and start another one some time later."""
         self.kill(name, keep=keep)
         self.timeline.after(self.rng.choice((0.01, 0.3, 2.0)) * self.rng.random(), lambda: self.start(name))
 
     def on_epoch_over(self, run: NodeRun) -> None:
-        """The node goes on in another epoch when it is started again."""
+        """The node continues in another epoch after its next start."""
         self.stop_and_restart(run.name, "all")
 
     def is_disk_faulty(self, run: NodeRun) -> bool:
-        """Whether an error of its disk is to be expected."""
+        """Whether an error of its disk is expected."""
         return self.members[run.name].is_faulty
 
     def close(self) -> None:
-        """End everything: no thread is left."""
+        """End everything. No thread remains."""
         for run in self.runs():
             run.disk.after_power_cut("none")
             run.end()
@@ -253,11 +254,11 @@ class Cluster:
     # Disks
 
     def empty_if_left_out(self, name: str) -> None:
-        """What an operator does with a node that is in a history which does not go on."""
+        """Empty a node of an abandoned history, as an operator does."""
         run = self.members[name].run
         if run is None or run.view is None or run.fork is not None:
             return
-        # One that does not count follows by itself, unless it counted before it was removed.
+        # A node that does not count joins by itself, unless it counted before it was removed.
         has_counted = run.node._raft.is_counted_here
         if self.settings.spares:
             has_counted |= run.node.claim.joined != NOWHERE
@@ -266,12 +267,12 @@ class Cluster:
 
     @property
     def is_made(self) -> bool:
-        """Whether a majority has had the first state: before, the cluster may need every disk and member."""
+        """Whether a majority has the first state. Before that, the cluster may need every disk and member."""
         joined = sum(self.members[name].has_joined for name in self.first_names)
         return 2 * joined > len(self.first_names)
 
     def may_wipe(self, name: str = "") -> bool:
-        """Whether this disk, or another one, may be lost now; sees which of the lost ones are made up for."""
+        """Whether this disk, or another one, may be lost now. Updates which lost disks are replaced."""
         for run in self.runs():
             member = self.members[run.name]
             member.has_joined |= run.node.claim.joined != NOWHERE
@@ -288,7 +289,7 @@ class Cluster:
         return name not in voters or len(wiped) <= (len(voters) - 1) // 2
 
     def replace_disk(self, name: str, *, by: MemoryDisk | None = None) -> None:
-        """Stop the node, take its disk out, and put a new one in, or one that was taken out before."""
+        """Stop the node and take its disk out. Insert a new disk, or one that was taken out before."""
         self.kill(name)
         member = self.members[name]
         self.trace("replaces_disk", name, by is not None)

@@ -1,6 +1,6 @@
-"""One end of the simulated network: what a node sends and what arrives, as the node has it.
+"""One end of the simulated network: the messages that a node sends and receives.
 
-Law: nothing leaves before `flush`, and nothing that arrives is seen before `deliver`.
+Law: nothing is sent before `flush`, and nothing that arrives is visible before `deliver`.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ Watch: TypeAlias = Callable[[list[tuple[str, Message]]], None]
 
 
 class Carrier(Protocol):
-    """What connects the endpoints: see `network.Wires`."""
+    """Connects the endpoints: see `network.Wires`."""
 
     def carry(self, sender: Endpoint, queued: list[tuple[str, Message]]) -> None:
-        """Take what an endpoint has flushed, to peers whose connection it holds."""
+        """Carry the flushed messages of an endpoint to its connected peers."""
 
     def sever(self, connection: Connection) -> None:
         """Break a connection."""
 
     def dial_all(self, endpoint: Endpoint) -> None:
-        """Connect an endpoint with all others, in a while."""
+        """Connect an endpoint with all others, after a while."""
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One connection. An end that has noticed that it is over is not in `ends` any more."""
+    """One connection. If an end has noticed that the connection is over, `ends` does not contain it."""
 
     ends: dict[str, Endpoint]
     arrived_at: dict[str, float] = field(default_factory=dict)
-    """By receiver: nothing arrives before what was sent before it."""
+    """By receiver: the time before which no later message arrives."""
     lost_from: dict[str, float] = field(default_factory=dict)
-    """By sender: what leaves from then on is lost, as the connection is broken or its process gone."""
+    """By sender: messages from this time on are lost. The connection is broken, or the process has ended."""
 
 
 class Endpoint:
-    """One run's network, as the node has it (`sequencer.raft.core.ports.Network`).
+    """The network of one run, as the node sees it (`sequencer.raft.core.ports.Network`).
 
-    `deliver` is the waiting half of `poll`, for the simulation to call when something has arrived.
+    `deliver` is the waiting half of `poll`. The simulation calls it when something has arrived.
     """
 
     def __init__(self, name: str, wires: Carrier, watch: Watch) -> None:
         self.name = name
         self.departs_after = 0.0
-        """How long the present round takes until what it flushes has left, in seconds."""
+        """The time in seconds until the messages flushed in the present round have left."""
         self.inbox: list[Callable[[MessageReceiver], None]] = []
         self.on_arrival: Callable[[], None] = lambda: None
         self.up: dict[str, Connection] = {}
@@ -62,11 +62,11 @@ class Endpoint:
         self.listed: dict[str, str] = {}
         """The members, as the node knows them."""
         self.notice: Message | None = None
-        """What others get as the last message; None: they get nothing."""
+        """The message for nodes that are not in the list. None: they get no message."""
 
     @property
     def hello(self) -> Hello | None:
-        """How it introduces itself; None before it listens."""
+        """The hello of the node; None before it listens."""
         return self._hello
 
     @property
@@ -96,7 +96,7 @@ class Endpoint:
                 self.drop(connection)
 
     def dial_all(self, *, is_wanted: bool) -> None:
-        """See `Network`. Here everybody dials everybody."""
+        """See `Network`. Here every node dials every other node."""
 
     def send(self, peer: str, message: Message) -> bool:
         """See `Network`."""
@@ -106,7 +106,7 @@ class Endpoint:
         return True
 
     def flush(self) -> None:
-        """See `Network`. By peer, as PySyncObj keeps peers in sets, whose order differs from run to run."""
+        """See `Network`. Sorted by peer: PySyncObj keeps peers in sets, whose order differs between runs."""
         queued, self._outbox = self._outbox, []
         queued = sorted(
             ((peer, message) for peer, message in queued if peer in self.up), key=lambda item: item[0]
@@ -116,10 +116,10 @@ class Endpoint:
             self._wires.carry(self, queued)
 
     def poll(self, timeout_s: float) -> None:
-        """See `Network`. The simulation waits in its stead."""
+        """See `Network`. The simulation waits instead."""
 
     def deliver(self) -> bool:
-        """Give the receiver what has arrived; whether anything has."""
+        """Pass everything that has arrived to the receiver. Return whether there was anything."""
         assert self._receiver is not None
         arrived, self.inbox = self.inbox, []
         for hand_over in arrived:
@@ -134,7 +134,7 @@ class Endpoint:
         """See `Network`."""
 
     def drop(self, connection: Connection) -> None:
-        """Notice that a connection is over; the receiver hears of it before it hears of another one."""
+        """Notice the end of a connection. The receiver hears of it before it hears of a new connection."""
         for peer in [peer for peer, held in self.up.items() if held is connection]:
             del self.up[peer]
             self._outbox = [queued for queued in self._outbox if queued[0] != peer]
@@ -143,7 +143,7 @@ class Endpoint:
             self.on_arrival()
 
     def rise(self, connection: Connection, peer: str, hello: Hello) -> None:
-        """A connection stands. An older one with this peer is over."""
+        """Report an established connection. An older connection with this peer is over."""
 
         def report(receiver: MessageReceiver) -> None:
             if connection.ends.get(self.name) is self:
@@ -162,7 +162,7 @@ class Endpoint:
             receiver.on_down(peer)
 
     def arrive(self, connection: Connection, peer: str, messages: list[Message]) -> None:
-        """Messages came out of the wire."""
+        """Queue messages that arrived on a connection."""
 
         def hand_over(receiver: MessageReceiver) -> None:
             for message in messages:

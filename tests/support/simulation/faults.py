@@ -1,6 +1,6 @@
-"""What goes wrong in a simulation, and how it heals.
+"""The faults of a simulation, and their repair.
 
-Each fault heals by itself after a while; `heal` ends them all at once.
+Each fault ends by itself after a while. `heal` ends all of them at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEEPS: Final[tuple[Keep, ...]] = ("all", "none", "some", "some")
 
 
 class Nemesis:
-    """Breaks things, at random times, until `heal`."""
+    """Causes faults at random times, until `heal`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._rng = cluster, cluster.rng
@@ -57,13 +57,13 @@ class Nemesis:
         }
 
     def begin(self) -> None:
-        """Break something from now on."""
+        """Start causing faults."""
         self._cluster.timeline.after(
             self._rng.expovariate(1 / self._cluster.settings.fault_every_s), self._strike
         )
 
     def heal(self) -> None:
-        """Break nothing any more, and mend all that is broken."""
+        """Stop causing faults, and repair everything."""
         self._is_over = True
         self._cluster.trace("heals")
         self._cluster.wires.unblock(set(self._cluster.wires.blocked))
@@ -80,7 +80,7 @@ class Nemesis:
     def _strike(self) -> None:
         if self._is_over:
             return
-        if not self._deck:  # So that each comes, and as often as it is to.
+        if not self._deck:  # So that each fault comes, as often as its weight says.
             weights = self._cluster.settings.faults
             self._deck = [fault for fault, weight in weights.items() for _ in range(weight)]
             self._rng.shuffle(self._deck)
@@ -91,7 +91,7 @@ class Nemesis:
         self.begin()
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Unless all was healed before."""
+        """Do it later, unless everything was healed before."""
         self._cluster.timeline.after(seconds, lambda: None if self._is_over else action())
 
     def _keep(self) -> Keep:
@@ -159,21 +159,22 @@ class Nemesis:
             self._later(self._rng.uniform(0.2, 2.0), lambda: setattr(run, "apply_s", 0.0))
 
     def _hand_over(self, member: Member) -> None:
-        """No fault; but it comes in the middle of them. Some time before it is given up others may come."""
+        """Transfer the leadership. This is no fault, but other faults may come before it times out."""
         run, seconds = self._cluster.leader() or member.run, self._rng.choice((0.02, 0.2, 2.0))
         if run is not None and run.view is not None:
             run.transfer_leadership(seconds)
 
     def _reset(self, member: Member) -> None:
-        """No fault either. Mostly the leader is asked, as others may be cut off from it."""
+        """Request a reset (no fault), mostly from the leader: other nodes may be cut off from it."""
         run = member.run if self._rng.random() < 0.3 else self._cluster.leader()
         if run is not None and run.view is not None:
             run.reset()
 
     def _force(self, member: Member) -> None:
-        """An operator takes all but one node for lost, and has that one go on, some of the others blank.
+        """Act as an operator that considers all nodes but one lost, and forces that one to continue.
 
-        The rest is away for a while; whoever comes back has what it had, in an epoch that is over.
+        Some of the other nodes become blank. The rest is away for a while. A node that returns has its old
+        state, in an epoch that is over.
         """
         cluster, rng, run = self._cluster, self._rng, member.run
         voters = cluster.voters()
@@ -220,7 +221,7 @@ class Nemesis:
         around = self._around(name)
         if self._rng.random() < 0.5:
             self._block(around)
-        else:  # It still speaks, but hears nothing; or the other way round.
+        else:  # It can send but not receive, or the other way round.
             is_deaf = self._rng.random() < 0.5
             self._block({direction for direction in around if (direction[1] == name) == is_deaf})
 
@@ -236,7 +237,7 @@ class Nemesis:
         self._block(_between(names[:at], names[at:]))
 
     def _bridge(self, member: Member) -> None:
-        """Two halves that only meet in one member."""
+        """Split the nodes into two halves that are connected only through one member."""
         names = [name for name in self._cluster.members if name != member.name]
         self._rng.shuffle(names)
         self._block(_between(names[: len(names) // 2], names[len(names) // 2 :]))
@@ -273,5 +274,5 @@ def _between(some: list[str], others: list[str]) -> Directions:
 
 
 def spread(rng: random.Random, mean_s: float) -> float:
-    """How long until the next of what happens every `mean_s` seconds on average."""
+    """Draw the time until the next event, if events occur every `mean_s` seconds on average."""
     return rng.expovariate(1 / mean_s)

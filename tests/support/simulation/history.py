@@ -1,7 +1,7 @@
-"""The one history that all machines go through: what was applied, and what was acknowledged to proposers.
+"""The one history of all machines: the applied commands, and the commands acknowledged to proposers.
 
-The law: every machine takes the same commands in the same order, each once and each proposer's in the order
-they were proposed, without a gap; a future that is done names its own command.
+The law: every machine applies the same commands in the same order, each once and without a gap. The commands
+of each proposer stay in the order in which they were proposed. A completed future names its own command.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from simulation.machine import FORCES, Machine, decode_command
 
 RESETS = 0
-"""The run that resets are of: they are proposed until one is applied."""
+"""The run number of resets. They are proposed until one is applied."""
 
 
 class Violation(AssertionError):
@@ -27,13 +27,13 @@ class History:
 
     def __init__(self) -> None:
         self.commands: list[bytes] = []
-        """Number 1 first."""
+        """The first command has number 1."""
         self.acknowledged = 0
         self._chains = [0]
         self._sequences: dict[int, int] = {}
 
     def forked(self, index: int) -> History:
-        """The history that a node goes on with which has applied so much of this one, and is forced."""
+        """Return the history of a forced node that has applied this history up to `index`."""
         fork = History()
         fork.commands, fork._chains = self.commands[:index], self._chains[: index + 1]
         fork.acknowledged = self.acknowledged
@@ -44,7 +44,7 @@ class History:
         return fork
 
     def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
-        """A machine is about to take a command: the next one, and the same on all."""
+        """Before a machine applies a command: check that it is the next one, and the same on all machines."""
         require(index == machine.index + 1, "commands come out of order", index, machine.index)
         history = self.commands
         if index <= len(history):
@@ -66,7 +66,7 @@ class History:
         history.append(command)
 
     def on_applied(self, machine: Machine) -> None:
-        """A machine has taken a command, or was restored: its state is that of the history."""
+        """After a machine applied a command or was restored: check its state against the history."""
         chains = self._chains
         if machine.index == len(chains):
             chains.append(machine.chain)
@@ -74,7 +74,7 @@ class History:
         require(chains[machine.index] == machine.chain, "machines differ", machine.index)
 
     def on_acknowledged(self, index: int, command: bytes) -> None:
-        """A future is done: it names its command."""
+        """Check that a completed future names its own command."""
         found = self.commands[index - 1] if 0 < index <= len(self.commands) else None
         require(found == command, "a future names another command", index, decode_command(command))
         self.acknowledged += 1

@@ -1,9 +1,9 @@
-"""Holders of leases in a simulation, and what must hold of what they hold.
+"""Holders of leases in a simulation, and the laws for their leases.
 
-Each has a clock of its own, asks any node that runs, may ask another one the same much later, and may never
-hear the answer. The laws: at no moment do two holders count on one lease, each by its own clock; and a token
-that is given is greater than all that were given before. A history that begins with a force may have lost
-what others gave, so there tokens alone tell; see `sequencer.state.operations.resets`.
+Each holder has its own clock, asks any running node, may repeat a request to another node much later, and may
+never receive the answer. The laws: two holders never rely on one lease at the same moment, each by its own
+clock. A new token is greater than all earlier tokens. A history that starts with a force may have lost grants
+of other nodes, so there only the tokens decide; see `sequencer.state.operations.resets`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LeaseCommand: TypeAlias = AcquireLeases | RenewLeases | ReleaseLeases
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """A lease that a holder counts on until that time of its clock; `line`: of the history that says so."""
+    """A lease on which a holder relies until `until_s` of its clock. `line`: the history that granted it."""
 
     token: int
     until_s: float
@@ -49,36 +49,37 @@ class Holder:
     clock: NodeClock
     beliefs: dict[str, Belief] = field(default_factory=dict)
     asked: dict[str, tuple[bytes, float]] = field(default_factory=dict)
-    """By lease: the request that it waits for, and when it began to ask, by its clock."""
+    """By lease: the request that is not answered yet, and its start by the holder's clock."""
 
     def counts_on(self, lease: str) -> Belief | None:
-        """What it counts on now."""
+        """Return the belief that is still valid now; None if there is none."""
         belief = self.beliefs.get(lease)
         return belief if belief is not None and self.clock.read() < belief.until_s else None
 
 
 class Holders:
-    """All of a simulation; none at all if its settings say so."""
+    """All holders of a simulation. There are none if the settings say so."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.is_over = False
         self.seen: Counter[str] = Counter()
-        """What came of leases, each once for every history."""
+        """Results of lease requests, each counted once per history."""
         self._cluster = cluster
         settings, state = cluster.settings, cluster.rng.getstate()
-        self._rng = random.Random(repr(state[1][:8]))  # Draws of its own: without holders nothing differs.
+        # Separate random numbers: other events do not depend on holders.
+        self._rng = random.Random(repr(state[1][:8]))
         self._share = 1 - max(DRIFT, settings.drift)
         self.all = [
             Holder(f"h{at}", NodeClock(cluster.timeline, offset=0.0, rate=self._rate()))
             for at in range(settings.holders)
         ]
         self._given: dict[int, dict[int, tuple[bytes, str]]] = {}
-        """By history, then by token: who was given it, by request and lease."""
+        """By history, then by token: the request and the lease that got the token."""
         self._heard: dict[int, int] = {}
-        """By history: the index up to which it was heard what came of commands."""
+        """By history: the index up to which the outcomes of commands were recorded."""
 
     def begin(self) -> None:
-        """Ask from now on."""
+        """Start asking."""
         for holder in self.all:
             self._ask_later(holder)
 
@@ -90,7 +91,7 @@ class Holders:
                 self._ask(holder, self._rng.choice(NAMES))
                 self._ask_later(holder)
 
-        # Now and then it stands still, and what it holds lapses.
+        # Sometimes a holder pauses, so that its leases expire.
         rest_s = self._rng.uniform(0.5, 2.0) if self._rng.random() < 0.1 else 0.0
         self._cluster.timeline.after(self._rng.expovariate(1 / ASK_EVERY_S) + rest_s, act)
 
@@ -101,7 +102,7 @@ class Holders:
         if belief is None:
             command = AcquireLeases(request, holder.name, DURATION_MS, (lease,))
         elif drawn < 0.15:
-            del holder.beliefs[lease]  # Whoever lets go counts on it no more when it says so.
+            del holder.beliefs[lease]  # A holder stops relying on a lease before it releases it.
             command = ReleaseLeases(request, holder.name, (HeldLease(lease, belief.token),))
         elif drawn < 0.7:
             command = RenewLeases(request, holder.name, (HeldLease(lease, belief.token),))
@@ -121,7 +122,7 @@ class Holders:
 
         self._cluster.timeline.after(delay_s * self._rng.random(), arrive)
 
-    # Hearing
+    # Answers
 
     def on_applied(self, run: NodeRun, command: Command, outcome: Outcome) -> None:
         """A node applied a command about leases."""
@@ -136,7 +137,7 @@ class Holders:
             self._cluster.timeline.after(delay_s, lambda: self._hear(line, command, outcome))
 
     def _note(self, line: int, command: Command, outcome: Outcome) -> None:
-        """What a history comes to, each command once."""
+        """Record the outcome of a command, once per history, and check new tokens."""
         if isinstance(outcome, LeasesExpired):
             self.seen["expired"] += len(outcome.names)
         if not isinstance(outcome, LeasesGranted):
@@ -155,7 +156,7 @@ class Holders:
             self.seen["granted"] += 1
 
     def _hear(self, line: int, command: AcquireLeases | RenewLeases, outcome: LeasesGranted) -> None:
-        """The answer reaches who asked, if it waits for it."""
+        """Deliver the answer to the holder, if it still waits for it."""
         holder = next(one for one in self.all if one.name == command.owner)
         names = command.names if isinstance(command, AcquireLeases) else [one.name for one in command.leases]
         for name, token in zip(names, outcome.tokens, strict=True):

@@ -1,8 +1,8 @@
-"""The commands of a simulation, and the state machine they go to.
+"""The commands of a simulation, and the state machine that applies them.
 
-Each command names who proposed it and as which one, so that a checker can tell what is lost, doubled or out
-of order. The machine's state is a running checksum, which two different histories do not share, the force
-that its history began with, and the leases that are held.
+Each command names its proposer and its number there, so that a checker detects lost, duplicate and reordered
+commands. The machine's state has a running checksum, which differs between different histories, the force
+that started its history, and the held leases.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _COMMAND = struct.Struct("<QQ")
 _STATE = struct.Struct("<QIQ")
 _LEASES = struct.Struct("<I")
 _IS_LEASE = b"\xff"
-"""Behind the head of a command about leases; no other has it there."""
+"""Follows the head of a command about leases. No other command has this byte there."""
 FORCES = (1 << 64) - 1
-"""The run that forces are of; their sequence names the history that begins with one."""
+"""The run number of forces. Their sequence names the history that starts with the force."""
 
 
 class Command(NamedTuple):
-    """The `sequence`-th command, from 1, that was proposed in a run; runs have numbers of their own."""
+    """The `sequence`-th command, from 1, that was proposed in a run. Runs have their own numbers."""
 
     run: int
     sequence: int
 
     def encode(self, size: int, lease: bytes = b"") -> bytes:
-        """`size` bytes, or as few as it takes; one about leases has those bytes."""
+        """Encode the command in `size` bytes, or more if needed. With `lease`, append these bytes instead."""
         head = _COMMAND.pack(*self)
         if lease:
             return head + _IS_LEASE + lease
@@ -42,18 +42,18 @@ class Command(NamedTuple):
 
 
 def decode_command(content: bytes) -> Command:
-    """Who proposed it."""
+    """Return the run and the sequence of a command."""
     return Command(*_COMMAND.unpack_from(content))
 
 
 def lease_command(content: bytes) -> commands.Command | None:
-    """What it says of leases."""
+    """Return the command about leases; None for other commands."""
     at = _COMMAND.size + len(_IS_LEASE)
     return command_codec.decode_command(content[at:]) if content[_COMMAND.size : at] == _IS_LEASE else None
 
 
 class Watcher(Protocol):
-    """Who sees what a machine does."""
+    """Observes the actions of a machine."""
 
     def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
         """The command is about to be applied."""
@@ -68,22 +68,22 @@ class Watcher(Protocol):
 class Machine:
     """A state machine (`sequencer.raft.model.api.StateMachine`). `padding` bytes make its snapshot large.
 
-    Only one that `has_leases` says anything of them in its snapshots.
+    Its snapshots contain leases only if it `has_leases`.
     """
 
     def __init__(self, watcher: Watcher, padding: int, *, has_leases: bool = False) -> None:
         self.index = 0
         self.chain = 0
         self.line = 0
-        """The history that it is of: 0 the first, else the force that it began with."""
+        """Its history: 0 is the first one, otherwise the force with which it started."""
         self.leases = SequencerState(bytes(16))
-        """Of which it keeps the leases, as the sequencer does."""
+        """A sequencer's state, of which only the leases are used."""
         self._has_leases = has_leases
         self._watcher = watcher
         self._padding = padding
 
     def apply(self, index: int, command: bytes) -> None:
-        """Take the next command."""
+        """Apply the next command."""
         self._watcher.on_apply(self, index, command)
         self.index = index
         if decode_command(command).run == FORCES:
@@ -95,7 +95,7 @@ class Machine:
             self._watcher.on_lease(lease, apply(self.leases, lease))
 
     def snapshot(self) -> Callable[[], bytes]:
-        """What encodes the state as it is."""
+        """Return a function that encodes the current state."""
         content = self.digest() + bytes(self._padding)
         return lambda: content
 
@@ -110,10 +110,10 @@ class Machine:
         return _LEASES.pack(len(leases)) + leases
 
     def check(self, state: bytes) -> None:
-        """It is of one version."""
+        """Accept every state: there is only one version."""
 
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
-        """Become an earlier state."""
+        """Restore the state of a snapshot."""
         self.index, self.chain, self.line = _STATE.unpack_from(state) if state else (0, 0, 0)
         assert self.index == index, (self.index, index)
         self.leases = SequencerState(bytes(16))

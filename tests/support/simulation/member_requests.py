@@ -1,8 +1,8 @@
-"""An operator of a simulation who adds, promotes and removes members while everything else happens.
+"""A simulated operator that adds, promotes and removes members during all other events.
 
-Laws. A member's disk is lost only if every list that may come to be in force keeps a majority of whole disks:
-the committed one, those in some log that may yet be committed, and those that were asked for and are not
-answered. Whoever is removed learns of it.
+Laws. A member's disk is lost only if a majority of whole disks remains in every list that may come into
+force: the committed list, the lists in some log that may yet be committed, and the lists that were requested
+and are not answered. A removed member learns of its removal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ASK_EVERY_S = 0.15
 VOTERS_WANTED = 5
-"""With more, somebody is removed; with two, somebody added."""
+"""With this number of voters, a member is removed. With two, a member is added."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +40,7 @@ class Request:
     run: NodeRun
     done: Future[None]
     voters: frozenset[str]
-    """Of the list that it would make."""
+    """The voters of the list after the change."""
 
     @property
     def is_open(self) -> bool:
@@ -48,7 +48,7 @@ class Request:
 
 
 class MemberRequests:
-    """The changes of one simulation; none at all without spares."""
+    """The member changes of one simulation. There are none without spares."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.is_over = False
@@ -60,7 +60,7 @@ class MemberRequests:
             self._cluster.timeline.after(self._rng.expovariate(1 / ASK_EVERY_S), self._act)
 
     def voters(self) -> Iterator[frozenset[str]]:
-        """Of each list that may be or come to be in force."""
+        """Yield the voters of each list that is in force or may come into force."""
         yield from self._cluster.checks.voters_in_play()
         self._open = [one for one in self._open if one.is_open]
         for one in self._open:
@@ -70,7 +70,8 @@ class MemberRequests:
         if self.is_over:
             return
         runs, drawn = self._cluster.runs(), self._rng.random()
-        leaders = [run for run in runs if run.node._raft.leads]  # Also one that has committed nothing yet.
+        # Also a leader that has committed nothing yet.
+        leaders = [run for run in runs if run.node._raft.leads]
         run = self._rng.choice((runs if drawn < 0.1 else leaders) or [None])
         if run is not None and run.view is not None and run.machine.line == self._cluster.line:
             self._ask(run)
@@ -114,14 +115,14 @@ class MemberRequests:
         return None
 
     def _prepare(self, name: str) -> None:
-        """Who is to be added is started, maybe with an empty directory."""
+        """Start a node before it is added, sometimes with an empty directory."""
         cluster = self._cluster
         in_play = any(name in voters for voters in self.voters())
         if not in_play and self._rng.random() < 0.4:
             cluster.replace_disk(name)
         cluster.timeline.after(0.5 * self._rng.random(), lambda: cluster.start(name))
 
-    # Who is removed
+    # Removed members
 
     def on_removed(self, run: NodeRun, error: MemberRemoved) -> None:
         cluster, name = self._cluster, run.name
@@ -134,7 +135,7 @@ class MemberRequests:
             cluster.timeline.after(self._rng.random(), lambda: cluster.start(name))
 
     def unaware(self) -> list[str]:
-        """Who was removed, runs and does not know."""
+        """Return the removed members that run and do not know of their removal."""
         cluster = self._cluster
         members = cluster.names_in_force()
         return [

@@ -1,8 +1,8 @@
-"""The network between simulated nodes: connections that are made, break and come back, and what is under way.
+"""The network between simulated nodes: connections that open, break and return, and messages in transit.
 
-Law: a message arrives only on the connection it was sent on, while both ends hold it, and not before it left.
-Messages of one direction keep their order, unless `Weather` says otherwise: then they may also be lost or
-come twice, which no TCP does.
+Law: a message arrives only on the connection on which it was sent, while both ends have that connection, and
+not before it was sent. Messages of one direction keep their order, unless `Weather` says otherwise. Then
+messages may also be lost or duplicated, which never happens with TCP.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from simulation.timeline import Timeline
 
 @dataclass(slots=True)
 class Weather:
-    """How messages fare, at present. Seconds and odds."""
+    """The present conditions for messages, in seconds and probabilities."""
 
     delay: float = 0.0005
     delay_spread: float = 0.0005
     late: float = 0.0
-    """Odds of ..."""
+    """The probability of an extra delay."""
     late_delay: float = 0.1
-    """... this much more at most; what is behind it on the connection waits too."""
+    """The maximum extra delay. Later messages on the connection wait too."""
     lost: float = 0.0
     doubled: float = 0.0
     overtaken: float = 0.0
@@ -46,11 +46,11 @@ class Wires:
         self._held: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
     def attach(self, endpoint: Endpoint) -> None:
-        """A process began."""
+        """Add the endpoint of a started process."""
         self.endpoints[endpoint.name] = endpoint
 
     def detach(self, endpoint: Endpoint, *, notice_after: float) -> None:
-        """A process is gone: its peers notice so many seconds later, or when it dials anew."""
+        """Remove the endpoint of an ended process. Its peers notice that later, or when it dials again."""
         if self.endpoints.get(endpoint.name) is not endpoint:
             return
         del self.endpoints[endpoint.name]
@@ -59,14 +59,14 @@ class Wires:
                 self.sever(connection, ended=endpoint.name, notice_after=notice_after)
 
     def connections(self) -> list[Connection]:
-        """Those that stand."""
+        """Return the established connections."""
         return list(self._pairs.values())
 
     def sever(self, connection: Connection, *, ended: str | None = None, notice_after: float = 0.002) -> None:
-        """Break a connection: each end notices in its own time, and most of what is under way is lost."""
+        """Break a connection. Each end notices it at its own time. Most messages in transit are lost."""
         now = self._timeline.now
         for sender in connection.ends:
-            # What has left a process that ended still arrives, in time.
+            # Messages that an ended process sent in time still arrive.
             lost_from = now if ended == sender or self._rng.random() < 0.3 else 0.0
             connection.lost_from.setdefault(sender, lost_from)
         for name, endpoint in list(connection.ends.items()):
@@ -80,20 +80,20 @@ class Wires:
             self._dial_later(pair)
 
     def unblock(self, directions: set[tuple[str, str]]) -> None:
-        """Let messages pass again; first those that wait, as TCP sends them until it gives up."""
+        """Let messages pass again. Waiting messages come first, as TCP resends them until it gives up."""
         self.blocked -= directions
         for direction in sorted(directions):
             for arrive in self._held.pop(direction, []):
                 arrive()
 
     def dial_all(self, endpoint: Endpoint) -> None:
-        """Connect an endpoint with all others, in a while."""
+        """Connect an endpoint with all others, after a while."""
         for other in sorted(self.endpoints):
             if other != endpoint.name:
                 self._dial_later((min(other, endpoint.name), max(other, endpoint.name)))
 
     def carry(self, sender: Endpoint, queued: list[tuple[str, Message]]) -> None:
-        """Take what a node has flushed."""
+        """Carry the flushed messages of a node."""
         by_peer: dict[str, list[Message]] = {}
         for peer, message in queued:
             by_peer.setdefault(peer, []).append(message)
@@ -149,7 +149,7 @@ class Wires:
             endpoint.drop(connection)
 
     def _refuse(self, one: Endpoint, by: Endpoint) -> None:
-        """A node gets the hello and the notice of another one that does not have it in its list."""
+        """Send `one` the hello and the notice of `by`, if `by` does not list it as a member."""
         hello, notice = by.hello, by.notice
         if one.name in by.listed or by.name not in one.listed or one.hello is None:
             return

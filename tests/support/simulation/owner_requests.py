@@ -1,10 +1,10 @@
-"""Requests to the owners of leases in a simulation, their owners' commits, and what must hold of them.
+"""Requests to the owners of leases in a simulation, the owners' commits, and the laws for both.
 
-Any node gets a request, by a clock that differs; it comes again later, also much later, on another node or as
-the same command. An owner reads the requests on any node, carries some out, and answers them in a commit,
-which it sends again until it hears of it. Now and then it forgets everything but its lease. The laws, in each
-history: a request is carried out once at most; and from when a node said that it waits until its time is
-over, the table has it or its answer.
+Any node gets a request, by a clock that differs. The request comes again later, also much later, on another
+node or as the same command. An owner reads the requests on any node, carries some of them out, and answers
+them in a commit. It repeats the commit until it hears of the result. Sometimes it forgets everything but its
+lease. The laws, in each history: a request is carried out at most once. When a node has reported that a
+request waits, the table has the request or its answer until the request's time is over.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 ASK_EVERY_S: Final = 0.1
 WORK_EVERY_S: Final = 0.02
 SKEW_S: Final = 0.1
-"""How far a clock is from the true time: at most a tenth of how long requests are kept."""
+"""How far a clock is off: at most a tenth of the time for which requests are kept."""
 _BEGUN_S: Final = 1000.0
 _DONE, _LATE = b"done", b"late"
 
 
 @dataclass(eq=False, slots=True)
 class Desk:
-    """An owner's work with one lease. `commits` None: it has not read the table."""
+    """An owner's work with one lease. `commits` is None until it has read the table."""
 
     token: int
     commits: int | None = None
     is_open: bool = False
-    """Whether it has made a commit, as owners do before they read requests."""
+    """Whether it has made a commit, which owners do before they read requests."""
     pending: WriteTable | None = None
 
 
@@ -54,22 +54,22 @@ class Line:
     """What happened in one history."""
 
     index: int = 0
-    """Up to there it was looked at."""
+    """The index up to which the history was checked."""
     written: set[bytes] = field(default_factory=set)
     """Attempts that were committed."""
     carried: Counter[bytes] = field(default_factory=Counter)
     waiting: dict[bytes, tuple[str, float]] = field(default_factory=dict)
-    """Requests that a node said to wait: their lease, and until when."""
+    """Requests that a node reported as waiting: their lease, and until when they wait."""
 
 
 class OwnerRequests:
-    """All of a simulation; none at all if its settings say so."""
+    """All requests of a simulation. There are none if the settings say so."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.is_over = False
         self.seen: Counter[str] = Counter()
         self._cluster = cluster
-        self._rng = random.Random(repr(cluster.rng.getstate()[1][8:16]))  # Draws of its own.
+        self._rng = random.Random(repr(cluster.rng.getstate()[1][8:16]))  # Its own random numbers.
         self._attempts = itertools.count(1)
         self._desks: dict[tuple[str, str], Desk] = {}
         self._lines: defaultdict[int, Line] = defaultdict(Line)
@@ -89,7 +89,7 @@ class OwnerRequests:
         self._cluster.timeline.after(self._rng.expovariate(1 / every_s), acted)
 
     def _now_ns(self) -> int:
-        """By a clock somewhere."""
+        """Return the time by one of the clocks."""
         skew_s = self._rng.choice((0.0, 0.0, -SKEW_S, SKEW_S))
         return int((_BEGUN_S + self._cluster.timeline.now + skew_s) * 1e9)
 
@@ -104,7 +104,7 @@ class OwnerRequests:
         until_ns = self._now_ns() + int((until_s - now) * 1e9)
 
         def arrive(left_s: float) -> None:
-            """As a message that was sent when so much time was left, and waited for the node."""
+            """Post the request as a message that was sent with `left_s` seconds left and then delayed."""
             at_ns, left_s = self._now_ns(), max(left_s, until_s - self._cluster.timeline.now)
             end_ns = min(at_ns + int(left_s * 1e9), until_ns + self._late_ns())
             if end_ns > at_ns:
@@ -112,7 +112,7 @@ class OwnerRequests:
                 self._propose(sent[-1])
 
         def repeat() -> None:
-            """As a node does that does not hear what became of it."""
+            """Repeat a command, as a node does that does not hear of its result."""
             if sent:
                 self._propose(rng.choice(sent))
 
@@ -131,7 +131,7 @@ class OwnerRequests:
         if runs and not self.is_over:
             self._rng.choice(runs).propose(0, content)
 
-    # Owning
+    # Work of the owners
 
     def _work(self) -> None:
         holders, runs = self._cluster.holders.all, self._cluster.runs()
@@ -181,7 +181,7 @@ class OwnerRequests:
     def _chosen(self, table: LeaseTable | None) -> list[Posted]:
         return [] if table is None else requests.waiting(table)[: self._rng.randrange(1, 4)]
 
-    # Hearing
+    # Answers
 
     def on_applied(self, run: NodeRun, command: Command, outcome: Outcome) -> None:
         """A node applied a command about leases."""
@@ -214,7 +214,7 @@ class OwnerRequests:
                 require(line.carried[bytes.fromhex(request)] <= 1, "a request carried out twice", request)
 
     def _require_known(self, line: Line, run: NodeRun) -> None:
-        """Those that wait are in the table, or their answers, until their time is over."""
+        """Check that the table has each waiting request or its answer until the request's time is over."""
         tables, now = run.machine.leases.tables, self._cluster.timeline.now
         for request, (lease, until_s) in list(line.waiting.items()):
             if now > until_s:

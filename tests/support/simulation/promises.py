@@ -1,7 +1,7 @@
-"""What left the nodes: votes, support and acknowledgements, which later runs and leaders are held to.
+"""Checks of sent messages: votes, support and acknowledgements bind later runs and later leaders.
 
-The law: a message leaves only when all that it says of its sender is synced, and one disk has one vote in a
-term.
+Invariant: a message leaves only after the sender has synced everything that the message says about it. One
+disk has one vote in a term.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from simulation.history import require
 
 @dataclass(eq=False, slots=True)
 class DiskRecord:
-    """What is known of a disk, from all runs on it."""
+    """The observed state of a disk, over all runs on it."""
 
     member: str
     log: DurableLog | None = None
-    """As the newest run has it, or the one before while there is none."""
+    """The log of the newest run that opened the disk."""
     claims: set[DiskClaim] = field(default_factory=set)
     term: int = 0
-    """The present term as of the last sync, ..."""
+    """The current term at the last sync, ..."""
     vote: str | None = None
-    """... the vote in it, ..."""
+    """... the vote in that term, ..."""
     synced: LogIndex = NOWHERE
-    """... and how far the log was synced."""
+    """... and the end of the synced log."""
 
     def on_synced(self, log: DurableLog) -> None:
         self.term, self.vote, self.synced = log.term, log.voted_for, log.synced
@@ -46,14 +46,14 @@ class DiskRecord:
 
 @dataclass(eq=False, slots=True)
 class View:
-    """How far one run has been looked at."""
+    """The progress of the checks on one run."""
 
     name: str
     run: int
     node: RaftNode
     record: DiskRecord
     voters: Callable[[], frozenset[str]]
-    """Of the list that is in force in its log."""
+    """The voters of the member list in force in the node's log."""
     scanned: LogIndex = NOWHERE
     committed: int = 0
     applied: int = -1
@@ -62,18 +62,18 @@ class View:
 
 
 class Promises:
-    """All that left all nodes, ever."""
+    """All promises that left any node."""
 
     def __init__(self) -> None:
         self.votes: dict[tuple[bytes, int], str] = {}
-        """For whom a disk voted in a term."""
+        """The candidate that a disk voted for in a term."""
         self.acknowledged: dict[tuple[bytes, int], int] = {}
-        """How far a disk said, to the leader of a term, that its log agrees."""
+        """The last log index that a disk acknowledged as matching to the leader of a term."""
         self._supporters: dict[tuple[str, int], set[str]] = {}
         self._called: set[tuple[str, int]] = set()
 
     def on_flush(self, view: View, queued: list[tuple[str, Message]]) -> None:
-        """Messages leave: all that they say is synced, and a disk votes once in a term."""
+        """Check messages that leave: their content is synced, and a disk votes once in a term."""
         log, name = view.node._log, view.name
         for peer, message in queued:
             match message:
@@ -90,14 +90,14 @@ class Promises:
                 case RequestVoteReply(granted=True, pre=False):
                     self._on_vote(view, message.term, peer)
                 case AppendEntriesReply(matched=True):
-                    # A leader of a later term may have taken back what the earlier one was told.
+                    # A later leader may have removed entries that were acknowledged to the earlier one.
                     is_synced = log.synced.index >= message.index or log.term > message.term
                     require(is_synced, "acknowledged before it was synced", name, message)
                     self._on_matched(message.claim, message.term, message.index)
                 case InstallSnapshotReply(installed=True):
                     self._on_matched(message.claim, message.term, message.snapshot.index)
         record = view.record
-        # A leader's new entries may leave before it has synced them itself; its term may not.
+        # A leader may send new entries before it has synced them itself, but not a new term.
         leads = view.node._raft.role == "leader" and record.term == log.term
         require(
             not log.is_dirty or leads,
@@ -112,7 +112,7 @@ class Promises:
         self.acknowledged[claim.disk, term] = max(known, index)
 
     def _on_call(self, view: View, peer: str, term: int) -> None:
-        """Whom a leader calls to stand in the next term has all of its log."""
+        """Require that the peer has the leader's whole log: the leader asks it to stand in the next term."""
         raft, last = view.node._raft, view.node._log.last.index
         require(raft.leads and raft.term == term, "a call of no leader", view.name, peer, term)
         known = self.acknowledged.get((raft.peer_disks.claims[peer].disk, term), 0)
@@ -120,7 +120,7 @@ class Promises:
         self._called.add((peer, term + 1))
 
     def _require_support(self, view: View, term: int) -> None:
-        """A majority said that it would vote for this node in this term."""
+        """Require that a majority supported this node in this term."""
         voters, supporters = view.voters(), self._supporters.get((view.name, term), set())
         majority = 2 * len((supporters | {view.name}) & voters) > len(voters)
         require(majority, "an election that nobody supports", view.name, term, supporters)

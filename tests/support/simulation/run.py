@@ -1,7 +1,7 @@
-"""One run of a simulated node: a process from its start to its end, on a disk that outlives it.
+"""One run of a simulated node: a process from its start to its end, on a disk that remains after it.
 
-Law: a run that ended does nothing any more: its disk is off, its work aside is not begun, its messages that
-have not left are lost.
+Invariant: a run that has ended does nothing more. Its disk is off, its queued background work is not started,
+and its unsent messages are lost.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from simulation.cluster import Cluster
 
 ROUND_S = 0.00005
-"""What a round of the loop takes at least."""
+"""The minimum duration of one round of the loop."""
 
 
 class NodeRun:
-    """A node that runs. `open` begins it, `end` ends it; it runs itself by events in between."""
+    """A running node. `open` starts it, `end` ends it; in between, events drive it."""
 
     def __init__(self, cluster: Cluster, name: str, number: int, disk: MemoryDisk) -> None:
         self.cluster, self.name, self.number, self.disk = cluster, name, number, disk
@@ -53,9 +53,9 @@ class NodeRun:
         self.proposed = 0
         self.view: View | None = None
         self.fork: History | None = None
-        """What this node goes on with by itself: from a force on, whether or not it comes to be durable."""
+        """The separate history of this node after a force, whether or not the force becomes durable."""
         self.checks = cluster.checks
-        """Of the epoch that the node is in."""
+        """The checks of the node's current epoch."""
         self.clock = NodeClock(
             cluster.timeline,
             offset=cluster.rng.uniform(0.0, 1e6),
@@ -65,7 +65,7 @@ class NodeRun:
         self.endpoint.on_arrival = self.wake
         self.machine = Machine(self, cluster.settings.padding, has_leases=cluster.settings.holders > 0)
         self._steady = NodeClock(cluster.timeline, offset=0.0, rate=self.clock.rate)
-        """Goes as the other one does, and never jumps."""
+        """Has the rate of `clock`, but never jumps."""
         self._lease_clock = LeaseExpiry(self.machine.leases)
         self._lease_term = 0
         self._calls: deque[Callable[[], None]] = deque()
@@ -76,12 +76,12 @@ class NodeRun:
 
     @property
     def node(self) -> RaftNode:
-        """The node, which has opened its directory."""
+        """The node, after it has opened its directory."""
         assert self._node is not None
         return self._node
 
     def open(self) -> None:
-        """Open the directory, and go round for the first time."""
+        """Open the directory and schedule the first round."""
         self.do(self._open)
 
     def _open(self) -> None:
@@ -116,7 +116,9 @@ class NodeRun:
         return self.view
 
     def wake(self, after: float = 0.0) -> None:
-        """Go round so many seconds from now, or before."""
+        """Schedule a round in `after` seconds, but not while the node is busy or paused. An earlier wake
+        stays.
+        """
         timeline = self.cluster.timeline
         when = max(timeline.now + after, self._busy_until, self.paused_until)
         if when < self._wakes_at:
@@ -124,11 +126,13 @@ class NodeRun:
             timeline.at(when, partial(self._on_wake, when))
 
     def pause(self, seconds: float) -> None:
-        """Stand still, as after SIGSTOP."""
+        """Pause the process, as SIGSTOP does."""
         self.paused_until = max(self.paused_until, self.cluster.timeline.now + seconds)
 
     def propose(self, size: int, lease: bytes = b"") -> bool:
-        """Have a new command proposed, one about leases if given; False if the node takes no more."""
+        """Propose a new command; `lease` is its lease command, if any. Return False if the node is
+        overloaded.
+        """
         command = Command(self.number, self.proposed + 1)
         content = command.encode(size, lease)
         try:
@@ -141,28 +145,27 @@ class NodeRun:
         return True
 
     def change_members(self, change: MemberChange, done: Future[None]) -> None:
-        """Have the members changed."""
         self._calls.append(lambda: self.node.change_members(change, done))
         self.wake()
 
     def transfer_leadership(self, seconds: float) -> None:
-        """Have another one lead, if this one does."""
+        """Transfer the leadership to another node if this node leads."""
         self._calls.append(lambda: self.node.transfers.start(seconds, Future()))
         self.wake()
 
     def reset(self) -> None:
-        """Have the epoch end, if it can be asked for here."""
+        """Ask for the end of the epoch, if this node can propose it."""
         content = Command(RESETS, self.number).encode(0)
         self._calls.append(lambda: self.node.reset(content))
         self.wake()
 
     @property
     def history(self) -> History:
-        """Of the line of epochs that the node is in."""
+        """The history of the line of epochs that the node is in."""
         return self.fork or self.cluster.history_of(self)
 
     def force(self, line: int) -> None:
-        """Have this node go on by itself, if it would; `line` names the history that begins with that."""
+        """Force this node to continue alone, if it accepts; `line` is the number of the new history."""
 
         def act() -> None:
             if self.fork is not None or self.node.is_over():
@@ -177,7 +180,7 @@ class NodeRun:
         self.wake()
 
     def do(self, action: Callable[[], None]) -> None:
-        """Let the node's code run, and see how it ends."""
+        """Run the node's code and handle its outcome."""
         if not self.is_alive:
             return
         self.clock.spent = 0.0
@@ -208,12 +211,12 @@ class NodeRun:
             self.clock.spent = 0.0
 
     def end(self) -> None:
-        """The process is gone, and its disk off."""
+        """End the process and its background work."""
         self.is_alive = False
         self._worker.unwind()
 
     def _later(self, action: Callable[[], None]) -> None:
-        """What happens aside takes its time, and stands still with the process."""
+        """Schedule background work: it takes time, and waits while the process is paused."""
         timeline = self.cluster.timeline
 
         def act() -> None:
@@ -227,7 +230,7 @@ class NodeRun:
 
     def _on_wake(self, when: float) -> None:
         if when != self._wakes_at:
-            return  # Another wake came before.
+            return  # An earlier wake replaced this one.
         self._wakes_at = float("inf")
         if max(self._busy_until, self.paused_until) > self.cluster.timeline.now:
             self.wake()
@@ -235,7 +238,7 @@ class NodeRun:
             self.do(self._round)
 
     def _round(self) -> None:
-        """Deliver what has arrived, and all of one round of the loop up to where it waits again."""
+        """Deliver arrived messages, then run one round of the loop until its next wait."""
         node = self.node
         self.clock.spent = ROUND_S * (1.0 + self.cluster.rng.random())
         self.endpoint.deliver()
@@ -252,7 +255,7 @@ class NodeRun:
         self.wake(self.clock.spent + max(wait, ROUND_S))
 
     def _expire_leases(self) -> None:
-        """What a leader does about leases, in each term by a clock that begins anew."""
+        """Expire leases as a leader does, with a new lease clock in each term."""
         raft, state = self.node._raft, self.machine.leases
         if not state.leases or not self.node.is_leader:
             return
@@ -276,7 +279,7 @@ class NodeRun:
         if self.cluster.timeline.now + self.clock.spent >= self.full_until:
             self.disk.capacity_bytes = None
 
-    # What the machine does
+    # Machine events
 
     def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
         """See `machine.Watcher`."""

@@ -1,6 +1,6 @@
-"""What a seed decides before anything happens: the cluster, its times and sizes, and which faults it meets.
+"""Settings that a seed decides in advance: the cluster, its times and sizes, and its faults.
 
-Every seed leaves some faults out and makes others frequent: an even mix finds no rare combinations.
+Every seed omits some faults and makes others frequent, because an even mix finds no rare combinations.
 """
 
 from __future__ import annotations
@@ -48,26 +48,28 @@ _WEIGHTS: Final[dict[Fault, tuple[int, ...]]] = {
     "power_cut_all": (0, 1, 4),
     "wipe": (0, 1, 4),
     "old_disk": (0, 1, 4),
-    "hand_over": (0, 10, 40),  # It takes a leader, which there often is none.
+    "hand_over": (0, 10, 40),  # It needs a leader, and often there is none.
     "reset": (0, 0, 1, 10),
-    "force": (0, 0, 0, 2),  # It costs all disks but one.
+    "force": (0, 0, 0, 2),  # It loses all disks except one.
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How one simulation is set up. Times in seconds of virtual time, sizes in bytes."""
+    """The settings of one simulation. Times are in seconds of virtual time, sizes in bytes."""
 
     nodes: int
     seconds: float
-    """Of faults; then everything heals."""
+    """Duration of the faults; then everything is repaired."""
     settle_s: float = 20.0
-    """Within so long after that, all must be well."""
+    """Maximum time after the faults until everything must be well."""
     snapshot_ms: int = 200
     keep_entries: tuple[int, ...] = (4,)
-    """Of the members in turn, so that their logs begin at different places."""
+    """Assigned to the members in turn, so that their logs start at different indexes."""
     worker_s: float = 0.01
-    """What work aside takes at most from one change of the disk to the next, and to be heard of."""
+    """Maximum time, in addition to a sync, of each step of background work: up to the next disk change, or
+    until the loop receives the result.
+    """
     segment_bytes: int = 2048
     append_bytes: int = 1024
     chunk_bytes: int = 200
@@ -78,37 +80,40 @@ class Settings:
     padding: int = 100
     """Of a machine's snapshot."""
     propose_every_s: float = 0.05
-    """For each node of three; more propose more rarely."""
+    """For each of three nodes; with more nodes, each one proposes less often."""
     spares: int = 0
-    """Blank nodes that are no members at first; with them members are added and removed. A seed never decides
-    it."""
+    """Blank nodes that are not members at first. With spares, members are added and removed. A seed never
+    sets it.
+    """
     holders: int = 0
-    """Who ask for leases; a seed never decides it."""
+    """Number of clients that ask for leases; a seed never sets it."""
     askers: int = 0
-    """Who post requests to the owners of leases, and how often these work; a seed never decides it."""
+    """Number of loops that post requests to the owners of leases, and of loops in which the owners work; a
+    seed never sets it.
+    """
     requests_kept_s: float = 1.0
-    """How long requests to owners are kept after their time, if there are more than ..."""
+    """How long requests to owners are kept after their time, if there are more than `requests_kept`."""
     requests_kept: int = 4
     retry_ms: int = 1000
     burst: float = 0.01
-    """Odds that a thousand commands are proposed at once, ..."""
+    """Probability that a thousand commands are proposed at once, ..."""
     large: float = 0.01
     """... or one of 100 KiB."""
     fault_every_s: float = 0.3
     faults: dict[Fault, int] = field(default_factory=dict)
-    """Weights."""
+    """Weights of the faults."""
     lost: float = 0.0
-    """Odds that a message is lost on a connection that stands, ..."""
+    """Probability that a message is lost on an open connection, ..."""
     doubled: float = 0.0
-    """... comes twice, ..."""
+    """... is delivered twice, ..."""
     overtaken: float = 0.0
-    """... or is overtaken."""
+    """... or is overtaken by a later one."""
     drift: float = 0.01
-    """How far the rates of two clocks are apart at most."""
+    """Maximum difference between the rates of two clocks."""
 
 
 def draw_settings(rng: random.Random, *, nodes: int | None, seconds: float) -> Settings:
-    """Settings by lot; `nodes` and `seconds` may be fixed."""
+    """Return random settings; `nodes` and `seconds` may be fixed."""
     is_bad = rng.random() < 0.3
     return Settings(
         nodes=nodes or rng.choice((1, 3, 3, 3, 3, 5, 5, 7)),
@@ -148,7 +153,7 @@ def _draw_faults(rng: random.Random) -> dict[Fault, int]:
 
 @contextlib.contextmanager
 def in_force(settings: Settings) -> Iterator[None]:
-    """Make the sizes small that the nodes have as constants, so that a short run comes to every limit."""
+    """Replace size constants of the nodes by small values, so that a short run reaches every limit."""
     with contextlib.ExitStack() as stack:
         for module, name, value in (
             (sequencer.raft.core.replication, "APPEND_BYTES", settings.append_bytes),

@@ -1,7 +1,7 @@
-"""Run simulations: each seed is a cluster's whole run, with faults first and then a time to recover.
+"""Run simulations: each seed is the whole run of one cluster, first with faults, then with time to recover.
 
 After the faults there must be a leader, every command in flight must be done, and all nodes must have applied
-the same.
+the same commands.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ BURST_COMMANDS = 1000
 
 
 class SimulationFailed(AssertionError):
-    """A promise was broken; says with which seed, and what happened last."""
+    """A promise was broken. The message contains the seed and the last events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a simulation."""
+    """The result of a simulation."""
 
     settings: Settings
     digest: int
-    """Of everything that happened."""
+    """A digest of all events."""
     commands: int
     acknowledged: int
     elections: int
@@ -46,11 +46,11 @@ class Report:
     runs: int
     virtual_s: float
     seen: Counter[str]
-    """Events by kind."""
+    """Number of events by kind."""
     leases: Counter[str]
-    """What came of leases: granted, renewed, released, expired."""
+    """Lease outcomes: granted, renewed, released, expired."""
     requests: Counter[str]
-    """What came of requests to their owners, and of the owners' commits."""
+    """Outcomes of requests to the owners of leases, and of the owners' commits."""
 
 
 def simulate(
@@ -61,7 +61,7 @@ def simulate(
     node_class: type[RaftNode] = RaftNode,
     **changes: Any,
 ) -> Report:
-    """Run one seed; `changes` are to the settings that it draws. Raises `SimulationFailed`."""
+    """Run one seed; `changes` override its drawn settings. Raises `SimulationFailed`."""
     rng = random.Random(seed)
     settings = replace(draw_settings(rng, nodes=nodes, seconds=seconds), **changes)
     cluster = Cluster(settings, rng, node_class)
@@ -95,7 +95,7 @@ def simulate(
 
 @contextlib.contextmanager
 def _logged(cluster: Cluster) -> Iterator[None]:
-    """Have what the nodes log in the trace, and nowhere else."""
+    """Send the nodes' log records to the trace only."""
     logger, handler = logging.getLogger("sequencer.raft"), _Handler(cluster)
     before, logger.propagate, level = logger.propagate, False, logger.level
     logger.addHandler(handler)
@@ -128,7 +128,7 @@ def _run(cluster: Cluster) -> None:
     cluster.requests.begin()
     cluster.member_requests.begin()
     if cluster.rng.random() < 0.8:
-        timeline.run(min(2.0, settings.seconds / 3))  # Else the cluster is made under faults.
+        timeline.run(min(2.0, settings.seconds / 3))  # Otherwise the cluster is created under faults.
     nemesis.begin()
     timeline.run(settings.seconds)
     nemesis.heal()
@@ -140,14 +140,14 @@ def _run(cluster: Cluster) -> None:
 
 
 def _settle(cluster: Cluster) -> None:
-    """First without a minority, then with all."""
+    """Wait until the members are well: first without a minority, then with all."""
     down = _minority(cluster)
     await_well(cluster, lambda: [name for name in cluster.names_in_force() if name not in down])
     await_well(cluster, cluster.names_in_force)
 
 
 def _minority(cluster: Cluster) -> list[str]:
-    """Stop as many as may be missing, first those whose disk does not count; maybe none."""
+    """Stop a minority of the members, or none. Disks that do not count are chosen first."""
     is_wanted = cluster.rng.random() < 0.5
     cluster.may_wipe()
     lists = list(cluster.member_requests.voters())
@@ -167,7 +167,7 @@ def _minority(cluster: Cluster) -> list[str]:
 
 
 def await_well(cluster: Cluster, names: Callable[[], list[str]]) -> None:
-    """Let time pass until these members are well; raises `Violation` if they are not in `settle_s`."""
+    """Run until these members are well. Raises `Violation` if they are not well within `settle_s`."""
     timeline = cluster.timeline
     end = timeline.now + cluster.settings.settle_s
     while why := _unsettled(cluster, names()):
@@ -180,7 +180,7 @@ def await_well(cluster: Cluster, names: Callable[[], list[str]]) -> None:
 
 
 def _unsettled(cluster: Cluster, names: list[str]) -> str:
-    """What is not well yet with these members."""
+    """Return why these members are not well yet, or an empty text."""
     runs = [run for run in cluster.runs() if run.name in names]
     if len(runs) < len(names):
         return "not all run"
@@ -203,14 +203,14 @@ def _unsettled(cluster: Cluster, names: list[str]) -> str:
 
 
 class _Client:
-    """Proposes commands on a member, whenever it runs."""
+    """Proposes commands on a member while the member runs."""
 
     def __init__(self, cluster: Cluster, member: Member) -> None:
         self.is_over = False
         self._cluster, self._member = cluster, member
 
     def begin(self) -> None:
-        """Propose something in a while, and so on."""
+        """Schedule the next proposal, which schedules its successor."""
         settings = self._cluster.settings
         every_s = settings.propose_every_s * max(1.0, settings.nodes / 3)
         self._cluster.timeline.after(self._cluster.rng.expovariate(1 / every_s), self._propose)
@@ -251,7 +251,7 @@ def main(
     *,
     go_on: bool,
 ) -> None:
-    """Simulate Raft clusters under faults; a seed that fails is shown with its last events."""
+    """Simulate Raft clusters under faults. For a failed seed, print its last events."""
     began, virtual_s, commands, failed, digest = time.monotonic(), 0.0, 0, 0, 0
     for seed in range(start, start + seeds):
         try:

@@ -1,6 +1,6 @@
-"""Virtual time: what happens next, and what each node's clock says.
+"""Virtual time: the pending events and each node's clock.
 
-Law: nothing here reads a real clock. Events of one moment happen in the order they were put in.
+Invariant: nothing here reads a real clock. Events of the same time happen in the order of their insertion.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sequencer.raft.core import pysyncobj_adapter
 
 
 class Timeline:
-    """The events to come; `now` is the moment of the one that happens, in seconds."""
+    """The pending events; `now` is the time of the current event, in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,15 +22,15 @@ class Timeline:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Have `action` called at `when`, or now if that is past."""
+        """Schedule `action` at `when`, or now if that is past."""
         heapq.heappush(self._events, (max(when, self.now), next(self._numbers), action))
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
-        """Have `action` called `delay` seconds from now."""
+        """Schedule `action` in `delay` seconds."""
         self.at(self.now + delay, action)
 
     def run(self, until: float) -> None:
-        """Let everything happen up to `until`."""
+        """Run all events up to `until`."""
         events = self._events
         while events and events[0][0] <= until:
             self.now, _, action = heapq.heappop(events)
@@ -41,7 +41,8 @@ class Timeline:
 class NodeClock:
     """A monotonic clock that runs at its own rate, and may jump forward.
 
-    `spent` is what the node's present round has taken, in real seconds: the others are not that far yet.
+    `spent` is the duration of the node's current round so far, in real seconds. The time of the other nodes
+    does not include it yet.
     """
 
     def __init__(self, timeline: Timeline, *, offset: float, rate: float) -> None:
@@ -51,32 +52,34 @@ class NodeClock:
         self.spent = 0.0
 
     def read(self) -> float:
-        """What the node sees."""
+        """Return the time that the node sees."""
         return self._offset + self.rate * (self._timeline.now + self.spent)
 
     def jump(self, seconds: float) -> None:
-        """As after a suspended machine: forward, never back."""
+        """Jump forward, as a clock does after its machine was suspended."""
         self._offset += seconds
 
     def real(self, seconds: float) -> float:
-        """How long it takes until this clock has advanced by `seconds`."""
+        """Return the real time in which this clock advances by `seconds`."""
         return seconds / self.rate
 
 
 class Clocks:
-    """Which node's clock counts now. `installed` puts it in the place of the only clock that nodes read."""
+    """Selects the current node's clock. `installed` puts it in the place of the only clock that nodes
+    read.
+    """
 
     def __init__(self) -> None:
         self._current: NodeClock | None = None
 
     def read(self) -> float:
-        """The clock of the node that runs."""
+        """Read the clock of the running node."""
         assert self._current is not None, "a clock was read outside every node"
         return self._current.read()
 
     @contextlib.contextmanager
     def running(self, clock: NodeClock) -> Iterator[None]:
-        """Let a node run."""
+        """Make `clock` the current clock."""
         before, self._current = self._current, clock
         try:
             yield
@@ -85,6 +88,6 @@ class Clocks:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace the one clock of all nodes."""
+        """Replace the clock that all nodes read."""
         with pysyncobj_adapter.clock(self.read):
             yield

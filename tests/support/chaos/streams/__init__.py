@@ -1,1 +1,1 @@
-"""Hosts of streams over real clusters, under faults that a seed draws, and a judge who knows every event."""
+"""Hosts of streams on real clusters under random faults from a seed, and a verdict based on every event."""

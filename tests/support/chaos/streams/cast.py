@@ -1,4 +1,4 @@
-"""What takes part in a run: clusters of real nodes, hosts of streams, publishers at a steady rate."""
+"""The participants of a run: clusters of real nodes, hosts of streams, publishers at a steady rate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS: Final = ("a", "b", "c", "d", "e")
 FLAGS: Final = ("--retention-disk-percent", "0")
 _TICK_S: Final = 0.05
 _END_S: Final = 240.0
-"""A host drains within seconds; a machine that does much else is slow."""
+"""A host drains within seconds, but a busy machine may be slow."""
 
 
 def streams_of(cluster: str) -> list[str]:
@@ -32,7 +32,9 @@ def streams_of(cluster: str) -> list[str]:
 
 
 class Host:
-    """A host and its lives. Its directory is its own. With the library `clock`, its clocks can be set."""
+    """A host and its successive processes, with a directory of its own. With the library `clock`, its clocks
+    can be set.
+    """
 
     def __init__(
         self, root: Path, name: str, settings: Mapping[str, object], clock: Path | None = None
@@ -70,7 +72,7 @@ class Host:
             self._process = Process("chaos.streams.host", settings, self._root / f"{self.name}.log")
 
     def kill(self, *, is_disk_lost: bool = False) -> None:
-        """Kill -9, and its disk with it."""
+        """Kill the host with SIGKILL. If `is_disk_lost`, delete its disk."""
         self.process.kill()
         self._process = None
         if is_disk_lost:
@@ -81,7 +83,7 @@ class Host:
         set_clock(self._clock_file, seconds, asleep_s=self._asleep_s)
 
     def sleep(self, seconds: int) -> None:
-        """Let its clock of leases jump as if the machine had slept, and all its timers with it."""
+        """Let its clock of leases jump, and all its timers with it, as if the machine had slept."""
         self._asleep_s += seconds
         self.set_clock(0)
 
@@ -99,13 +101,13 @@ class Host:
             process.signal(signal.SIGCONT)
 
     def drain(self) -> int:
-        """SIGTERM. Returns its exit status."""
+        """End the host with SIGTERM. Return its exit status."""
         status: int = self.process.terminate(_END_S)
         self._process = None
         return status
 
     def notes(self) -> list[tuple[str, list[Note]]]:
-        """What its lives have noted since the last call."""
+        """Return what its processes have noted since the last call."""
         found = []
         for path, start in self._read.items():
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -133,12 +135,14 @@ class Feed:
         self.error: Exception | None = None
 
     def start(self, rate_hz: float, published: Mapping[str, list[float]]) -> None:
-        """`published`: by stream, where it notes when each event was published."""
+        """Start to publish. The time of each event is added to the list of its stream in `published`."""
         self._thread = threading.Thread(target=self._run, args=(rate_hz, published), daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """All is on this machine's disk when it returns, and goes to the nodes from there."""
+        """Stop publishing. When this returns, all events are on this machine's disk, and are sent to the
+        nodes from there.
+        """
         self._finishing.set()
         if self._thread is not None:
             self._thread.join()
@@ -168,12 +172,12 @@ class Feed:
 
 
 class Cast:
-    """Starts and ends with the `with` block."""
+    """All participants. They start and end with the `with` block."""
 
     def __init__(
         self, root: Path, *, clusters: int, nodes: int, hosts: int, lease_s: float, has_clocks: bool
     ) -> None:
-        """`has_clocks`: the clocks of hosts can be set. It needs a C compiler."""
+        """If `has_clocks`, the clocks of hosts can be set. This needs a C compiler."""
         self.root = root
         clock = built(root, "clock", CLOCK) if has_clocks else None
         self.clusters = {
@@ -225,7 +229,7 @@ class Cast:
         return [host for host in self.hosts.values() if host.is_running]
 
     def check(self) -> None:
-        """Raise if something ended that nothing was done to."""
+        """Raise if something ended without a fault."""
         for host in self.running:
             host.check_alive()
         for nodes in self.clusters.values():

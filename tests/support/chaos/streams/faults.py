@@ -1,7 +1,7 @@
 """Faults of hosts, nodes and whole clusters, in an order that a seed decides.
 
-One after the other: the next one begins when all queues are served again. Only while a cluster is away, a
-host has a fault too.
+Faults come one after the other: the next one starts when all queues are served again. Only while a cluster is
+away, a host has a fault as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chaos.streams.cast import Cast, Host
 from chaos.streams.verdict import Absence, Verdict, Watch
 
 CLOCK_KINDS: Final = ("clock", "sleep")
-"""`clock`: the wall clock of a host jumps. `sleep`: the clock of leases does, on all hosts. Both need a C
+"""`clock`: the wall clock of one host jumps. `sleep`: the clock of leases jumps on all hosts. Both need a C
 compiler.
 """
 KINDS: Final = (
@@ -25,10 +25,10 @@ KINDS: Final = (
 )
 """`replace` kills a host and its disk. `kill_node` needs clusters of three nodes or more."""
 JUMPS_S: Final = (86_400 * 30, -80_000, 3_600, -5)
-"""Within the time of the certificates."""
+"""Jumps within the validity of the certificates."""
 DURING_ABSENCE: Final = ("kill", "pause", "drain")
 PAST_LEASE_S: Final = 2.0
-"""A paused host is paused for its lease and this."""
+"""A host is paused for the duration of its lease plus this time."""
 
 
 class Director(Protocol):
@@ -64,7 +64,7 @@ class Faults:
         self.done: Counter[str] = Counter()
 
     def strike(self) -> None:
-        """Do the next fault and heal it; returns when all queues are served."""
+        """Do the next fault and heal it. Return when all queues are served."""
         if not self._deck:
             self._deck = self._draw.sample(self._kinds, len(self._kinds))
         kind = self._deck.pop()
@@ -74,7 +74,7 @@ class Faults:
             self._strike(kind)
 
     def rest_s(self, most_s: float) -> float:
-        """How long to rest before the next one."""
+        """Return how long to rest before the next fault."""
         return self._draw.uniform(0.0, most_s)
 
     def _strike(self, kind: str) -> None:
@@ -105,7 +105,7 @@ class Faults:
         self.start_host(host)
 
     def _pause(self) -> None:
-        """Past its lease: others serve its queues meanwhile."""
+        """Pause a host for longer than its lease. Other hosts serve its queues meanwhile."""
         host = self._victim()
         watch = self._watch("pause", host.name)
         with host.paused():
@@ -122,7 +122,7 @@ class Faults:
         self.start_host(host)
 
     def _set_clock(self) -> None:
-        """It jumps, and later back."""
+        """Let the clock of a host jump, and later jump back."""
         host = self._victim()
         for seconds in (self._draw.choice(JUMPS_S), 0):
             watch = self._watch("clock", host.name)
@@ -130,7 +130,7 @@ class Faults:
             self._await(watch)
 
     def _sleep(self) -> None:
-        """All hosts, for less than their leases, and then for longer."""
+        """Let all hosts sleep for less than their leases, and then for longer."""
         for share in (0.5, 2.0):
             watch = self._watch("sleep", "all hosts")
             for host in self._cast.running:
@@ -138,7 +138,7 @@ class Faults:
             self._await(watch)
 
     def start_host(self, host: Host) -> None:
-        """Returns when it has started, and all queues are served."""
+        """Start a host. Return when it has started and all queues are served."""
         host.start()
         self._director.wait(lambda: host.life in self._verdict.started, f"the start of {host.life}")
         self._await(self._watch("join", host.name))
@@ -146,7 +146,7 @@ class Faults:
     # Clusters
 
     def _kill_node(self) -> None:
-        """The leader in half of the cases."""
+        """Kill a node, in half of the cases the leader."""
         name = self._draw.choice(list(self._cast.clusters))
         nodes = self._cast.clusters[name]
         leader = nodes.leader()
@@ -159,7 +159,7 @@ class Faults:
         self._await(self._watch("node_back", f"{name} {node}"))
 
     def _leave_cluster(self, kind: str) -> None:
-        """All nodes of a cluster are gone for a while, or stand still."""
+        """Stop or pause all nodes of a cluster for a while."""
         name = self._draw.choice(list(self._cast.clusters))
         nodes = self._cast.clusters[name]
         begun_s = time.monotonic()
@@ -187,7 +187,7 @@ class Faults:
     # Helpers
 
     def _victim(self) -> Host:
-        """Mostly a host that serves a queue."""
+        """Draw a host, usually one that serves a queue."""
         lives = [self._verdict.owner(queue) for queue in self._cast.clusters if queue not in self._away]
         owners = sorted({life.partition(".")[0] for life in lives if life is not None})
         if owners and self._draw.random() < 0.8:

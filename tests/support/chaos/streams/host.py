@@ -123,7 +123,7 @@ async def subscribe(
     make: Mapping[str, ObserverFactory],
     write: Write,
 ) -> None:
-    """Have the subscriptions by name of each stream whose queue this host serves, at some time."""
+    """Make the subscriptions by name of each stream. Retry until this host serves the stream's queue."""
     starts = {"ledger": StartPosition.EARLIEST_AVAILABLE, "tail": StartPosition.LATEST}
     missing = [(name, stream) for name in starts for stream in streams]
     while missing:

@@ -1,7 +1,7 @@
-"""What a host notes while it runs, a line of JSON for each fact, written at once.
+"""The notes of a host while it runs: a line of JSON for each fact, written at once.
 
 Pure. Times are those of the machine's monotonic clock, which all processes share. A line that a kill has torn
-was never noted.
+does not count.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from typing import Final, TypeAlias
 import msgspec
 
 NO_FENCE: Final = 0
-"""Fencing tokens begin at 1."""
+"""Fencing tokens start at 1."""
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
-    """A call of a consumer that accepted `events`: ranges of numbers of its stream, half-open."""
+    """A consumer call that accepted `events`: half-open ranges of numbers of its stream."""
 
     begun_s: float
     done_s: float
     fence: int
-    """Of the lease that this host held when the call began. `NO_FENCE`: it had lost the lease."""
+    """Fencing token of the lease that this host held when the call started. `NO_FENCE`: it had lost the
+    lease.
+    """
     subscription: str
     stream: str
     events: list[tuple[int, int]]
 
 
 class Subscribed(msgspec.Struct, frozen=True, tag="subscribed", array_like=True):
-    """`subscribe` has returned: all that is published later must come."""
+    """`subscribe` has returned. All events published later must be delivered."""
 
     at_s: float
     subscription: str
@@ -42,7 +44,7 @@ class Started(msgspec.Struct, frozen=True, tag="started", array_like=True):
 
 
 class Wrong(msgspec.Struct, frozen=True, tag="wrong", array_like=True):
-    """What must not happen, such as a gap."""
+    """Something that must not happen, such as a gap."""
 
     at_s: float
     text: str
@@ -58,7 +60,7 @@ def encode_note(note: Note) -> bytes:
 
 
 def decode_notes(lines: bytes) -> Iterator[Note]:
-    """Of complete lines."""
+    """Decode complete lines."""
     return map(_DECODER.decode, lines.splitlines())
 
 

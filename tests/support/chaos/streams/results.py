@@ -1,10 +1,10 @@
-"""Where a consumer that keeps its token has its results: a log that several processes may append to.
+"""The results of a consumer that keeps its token: a log to which several processes may append.
 
     prev token:event token:event … .
 
-Each line names the last token that its writer knew. It counts only if that is the last token of the lines
-before it, so a writer that does not know the newest line changes nothing: what a database does with
-`UPDATE … WHERE token = …`. A line without its end was torn by a kill, and does not count either.
+Each line starts with the last token that its writer knew. The line counts only if that is the last token of
+the lines before it. Therefore a writer that does not know the newest line changes nothing, as with `UPDATE …
+WHERE token = …` in a database. A line without its end was torn by a kill, and does not count either.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ class Results:
         self.last = NOTHING
         """The token of the last event."""
         self.rows: list[tuple[int, str]] = []
-        """What was appended since this was opened: tokens and events."""
+        """Tokens and events read since this was opened."""
         self.refresh()
 
     def append(self, rows: Sequence[tuple[int, str]]) -> bool:
-        """Append what comes after `last`, at once. False: another process was faster; see `last`."""
+        """Append the rows after `last` in one write. Return False if another process was faster; see
+        `last`.
+        """
         text = " ".join(f"{token}:{event}" for token, event in rows)
         os.write(self._file, f"\n{self.last} {text} .\n".encode())
         self.refresh()
         return self.last == rows[-1][0]
 
     def refresh(self) -> None:
-        """Read what others have appended."""
+        """Read what other processes have appended."""
         while data := os.pread(self._file, 2**20, self._read):
             self._read += len(data)
             *lines, self._left = (self._left + data).split(b"\n")
@@ -59,7 +61,7 @@ class Results:
 
 
 def read_rows(path: Path) -> list[tuple[int, str]]:
-    """All tokens and events."""
+    """Return all tokens and events."""
     results = Results(path)
     results.close()
     return results.rows

@@ -34,14 +34,14 @@ class Outcome:
     published: int = 0
     calls: int = 0
     late_calls: int = 0
-    """Calls of consumers that began when the host had lost the lease."""
+    """Number of consumer calls that started after the host had lost the lease."""
     repeats: int = 0
-    """Events that consumers without tokens had more than once."""
+    """Number of times that consumers without tokens received an event again."""
     faults: Counter[str] = field(default_factory=Counter)
     served_s: dict[str, list[float]] = field(default_factory=dict)
     """By kind of fault: seconds until all queues were served, one for each fault."""
     slowest: float = 0.0
-    """Seconds from an event's publication to its delivery, at most."""
+    """Longest time from an event's publication to its delivery, in seconds."""
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class StreamChaos:
     """Ends after `seconds` or after `decks` of faults, whichever comes first. A deck has each kind once.
 
     `lease_s`: how long leases of hosts last. `away_s`: how long a cluster is away. `limit_s`: the longest
-    that a queue may not be served because of a fault. `rest_s_max`: the longest rest between two faults.
+    time that a fault may leave a queue unserved. `rest_s_max`: the longest rest between two faults.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class StreamChaos:
         self._outcome = Outcome(seed)
 
     def run(self) -> Outcome:
-        """Do it all; what went wrong is in the outcome."""
+        """Run all phases. The outcome contains the problems."""
         outcome, begun_s = self._outcome, time.monotonic()
         with nothing_left():
             has_clocks = not {*CLOCK_KINDS}.isdisjoint(self._kinds)

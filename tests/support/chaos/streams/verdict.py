@@ -1,11 +1,11 @@
-"""Whether every subscription got what it must, from what was published and what the hosts have noted.
+"""Decides whether every subscription received what it must, from the published events and the hosts' notes.
 
-Pure. A broken promise is a sentence. The promises:
+Pure. Each broken promise is reported as a sentence. The promises:
 
-- Each subscription gets each event of its stream at least once, and no event before the one before it.
+- Each subscription gets each event of its stream at least once, and never before the event that precedes it.
 - The results of a consumer that keeps its token have each event once.
 - No two hosts call consumers of a queue at the same time, each with a valid lease.
-- Nothing is told to be missing: here nothing is trimmed.
+- No gap is reported, because nothing is trimmed here.
 - A fault delays no queue for longer than a limit. The absence of a cluster delays its own queue only.
 """
 
@@ -35,12 +35,12 @@ class Reader(NamedTuple):
 
 class NotedCall(NamedTuple):
     life: str
-    """Of the host, such as `h1.2`."""
+    """Name of the run of the host, such as `h1.2`."""
     call: Call
 
 
 class Absence(NamedTuple):
-    """A cluster was away. Its queue may be late with what was published before `until_s`."""
+    """A time when a cluster was away. Its queue may be late with events published before `until_s`."""
 
     queue: str
     from_s: float
@@ -49,7 +49,9 @@ class Absence(NamedTuple):
 
 @dataclass(slots=True)
 class Watch:
-    """When the queues were served after a fault: every reader of them had an event published after it."""
+    """The times at which queues were served after a fault: each reader has received an event published after
+    it.
+    """
 
     kind: str
     fault: str
@@ -72,15 +74,15 @@ class Verdict:
         """By stream: when each event was published."""
         self.calls: list[NotedCall] = []
         self.started: dict[str, float] = {}
-        """When the provider of each life had started."""
+        """By host run: when its provider had started."""
         self.watches: list[Watch] = []
         self.absences: list[Absence] = []
         self._subscribed: dict[Reader, float] = {}
         self._wrong: list[str] = []
         self._reached: dict[Reader, int] = defaultdict(int)
-        """One past the greatest number that a reader has had."""
+        """One past the greatest number that a reader has received."""
         self._callers: dict[str, tuple[float, str]] = {}
-        """By queue: the last call with a valid lease, and its host's life."""
+        """By queue: the start of the last call with a valid lease, and the host run that made it."""
 
     def readers(self, *queues: str) -> set[Reader]:
         """All readers of these queues."""
@@ -93,7 +95,7 @@ class Verdict:
         return watch
 
     def take(self, life: str, notes: Iterable[Note]) -> None:
-        """What the life of a host has noted next."""
+        """Add the next notes of a host run."""
         for note in notes:
             match note:
                 case Call():
@@ -108,7 +110,7 @@ class Verdict:
                     self._wrong.append(f"{life}: {text}")
 
     def owner(self, queue: str) -> str | None:
-        """The life of the host that was the last one to call consumers with a valid lease."""
+        """Return the host run that was the last one to call consumers with a valid lease."""
         return self._callers[queue][1] if queue in self._callers else None
 
     def is_subscribed(self) -> bool:
@@ -117,11 +119,11 @@ class Verdict:
         return all(reader in self._subscribed for reader in readers if reader.subscription in BY_NAME)
 
     def has_begun(self) -> bool:
-        """Whether each reader has had an event."""
+        """Whether each reader has received an event."""
         return all(self._reached[reader] for reader in self.readers(*self._queue_of.values()))
 
     def has_all(self) -> bool:
-        """Whether each reader has had the last event of its stream."""
+        """Whether each reader has received the last event of its stream."""
         return all(
             self._reached[reader] >= len(self.published[reader.stream])
             for reader in self.readers(*self._queue_of.values())
@@ -147,7 +149,9 @@ class Verdict:
     def problems(
         self, results: Mapping[Reader, Sequence[tuple[int, str]]], limit_s: float = math.inf
     ) -> list[str]:
-        """`results`: of each keeper. `limit_s`: the longest delay of a queue, by any fault."""
+        """Return all problems. `results`: the results of each keeper. `limit_s`: the longest allowed delay of
+        a queue.
+        """
         calls = sorted(self.calls, key=lambda each: each.call.begun_s)
         found = list(self._wrong)
         found += self._owners(calls)
@@ -164,7 +168,9 @@ class Verdict:
         return found
 
     def _owners(self, calls: Sequence[NotedCall]) -> Iterator[str]:
-        """By the time at which calls began, fences rise, and each belongs to one life of a host."""
+        """Check that fencing tokens rise in the order of the calls' starts, and that each belongs to one host
+        run.
+        """
         last: dict[str, int] = defaultdict(int)
         lives: dict[tuple[str, int], str] = {}
         for life, call in calls:
@@ -178,7 +184,7 @@ class Verdict:
             last[queue] = max(last[queue], fence)
 
     def _missing(self, calls: Sequence[NotedCall]) -> Iterator[str]:
-        """Of consumers that keep no token, whose calls are all that is known."""
+        """Check the consumers that keep no token. Only their calls are known."""
         expected: dict[Reader, int] = {}
         for life, call in calls:
             if call.subscription in KEEPERS or not call.events:
@@ -196,7 +202,9 @@ class Verdict:
                 yield f"{reader} had events up to {expected.get(reader, 0)} of {end}"
 
     def _first(self, reader: Reader, first: int) -> int:
-        """The first event that a reader must have; for one that begins at the end, `first` may be earlier."""
+        """Return the first event that a reader must receive. If the reader starts at the end, this may be the
+        earlier `first`.
+        """
         if reader.subscription != FROM_LATEST:
             return 0
         since_s = self._subscribed.get(reader, math.inf)
@@ -215,9 +223,9 @@ class Verdict:
             yield f"{reader}: tokens do not rise"
 
     def delays(self, calls: Sequence[NotedCall] | None = None) -> dict[str, tuple[float, Reader]]:
-        """By queue: the longest time from an event's publication to a reader's first call with it.
+        """Return, by queue, the longest time from an event's publication to a reader's first call with it.
 
-        Without events whose cluster was away in between.
+        Events whose cluster was away in between do not count.
         """
         had: dict[Reader, int] = defaultdict(int)
         longest: dict[str, tuple[float, Reader]] = {}
@@ -240,11 +248,11 @@ class Verdict:
         return longest
 
     def late_calls(self) -> int:
-        """Calls that began when the host had lost the lease."""
+        """Return the number of calls that started after the host had lost the lease."""
         return sum(call.fence == NO_FENCE for _, call in self.calls)
 
     def repeats(self) -> int:
-        """Events that consumers without tokens had more than once."""
+        """Return how many times consumers without tokens received an event again."""
         had: dict[Reader, int] = defaultdict(int)
         count = 0
         for _, call in sorted(self.calls, key=lambda each: each.call.begun_s):
