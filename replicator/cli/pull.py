@@ -84,7 +84,7 @@ from rt.sidecar.systemd_notify import run_as_service
 )
 @option(
     "--repair",
-    "mend",
+    "repair",
     is_flag=True,
     help="Verify every segment of DIR, repair corrupt ones from the nodes, and end. "
     "Another rt pull may run on DIR at the same time.",
@@ -107,7 +107,7 @@ def pull(
     topics: tuple[str, ...],
     name: str | None,
     retention: Retention,
-    mend: bool,
+    repair: bool,
     attached: bool,
     connect_timeout: float,
 ) -> None:
@@ -116,7 +116,7 @@ def pull(
     A copy that exists is continued, from any of the nodes. `rt sub DIR` reads it. The command runs until it
     is stopped and retries failed connections. It repairs corrupt bytes of the copy from the nodes.
     """
-    if mend and attached:
+    if repair and attached:
         raise click.UsageError("--repair excludes --attached.")
     if position is not None and since is not None:
         raise click.UsageError("--position excludes --since.")
@@ -134,8 +134,8 @@ def pull(
         )
         connect_s = None if attached else connect_timeout or None  # A subscriber says it itself.
         make_client = partial(_client, stream, endpoints, tls, connect_s)
-        if mend:
-            asyncio.run(_mend(LocalCopy(directory, stream, topics=topics), make_client))
+        if repair:
+            asyncio.run(_repair(LocalCopy(directory, stream, topics=topics), make_client))
             return
         keep_freed_memory()
         spare_what_is_loaded()
@@ -189,13 +189,13 @@ def _client(
     )
 
 
-async def _mend(copy: LocalCopy, make_client: Callable[[LocalCopy], PullClient]) -> None:
+async def _repair(copy: LocalCopy, make_client: Callable[[LocalCopy], PullClient]) -> None:
     """Repair corrupt segments, and report them."""
-    mender = CopyRepairer(copy, make_client)
+    repairer = CopyRepairer(copy, make_client)
     try:
-        changed = await mender.repair_all()
+        changed = await repairer.repair_all()
     finally:
-        mender.close()
+        repairer.close()
     for segment, count in changed.items():
         report(f"repaired {os.path.join(copy.path, segment.file_name)}: {count} bytes")
     if not changed:

@@ -48,9 +48,9 @@ from rt.net.grpc_errors import Unreachable
 
 logger = logging.getLogger("replicator")
 
-ASIDE_DIRECTORY: Final = "mending"
+ASIDE_DIRECTORY: Final = "repair"
 """In the copy's directory: good bytes are fetched to it, under `LOCK_FILE`."""
-LOCK_FILE: Final = "mending.lock"
+LOCK_FILE: Final = "repair.lock"
 AGAIN_SECONDS_MIN: Final = 0.5
 AGAIN_SECONDS_MAX: Final = 30.0
 """The pause between two tries to repair a segment doubles from the least to the most."""
@@ -73,7 +73,7 @@ class CopyRepairer:
         self._disk: Disk = copy.disk
         self._again_seconds = again_seconds
         self._aside = os.path.join(copy.path, ASIDE_DIRECTORY)
-        self._pool: Executor = ThreadPoolExecutor(1, thread_name_prefix="rt-mending")
+        self._pool: Executor = ThreadPoolExecutor(1, thread_name_prefix="rt-copy-repair")
         self._repair_lock = asyncio.Lock()
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class CopyRepairer:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Lock the directory for fetched bytes. `rt.DirectoryLocked` if another process uses it."""
-        with storage_errors(self._copy.path, "locking a copy to mend it"):
+        with storage_errors(self._copy.path, "locking a copy to repair it"):
             lock = self._disk.lock(os.path.join(self._copy.path, LOCK_FILE))
         try:
             yield
@@ -221,7 +221,7 @@ class CopyRepairer:
 
     def _overwrite(self, segment: SegmentId, good: int, sound: int, end: int) -> int:
         path = self._copy.path
-        with storage_errors(path, "mending a copy"):
+        with storage_errors(path, "repairing a copy"):
             try:
                 return repair_segment(self._disk, path, self._aside, segment, good)
             except Diverged:
@@ -256,17 +256,17 @@ class RepairingPull:
 
     async def run(self) -> None:
         """Follow the log until cancelled. Raises only what no node can repair."""
-        mender = CopyRepairer(self._copy, self._make_client)
+        repairer = CopyRepairer(self._copy, self._make_client)
         try:
             while True:
                 try:
-                    await first_of(self._make_client(self._copy).run(), mender.serve_requests())
+                    await first_of(self._make_client(self._copy).run(), repairer.serve_requests())
                 except Corrupt as error:
                     segment = self._segment_of(error)
-                    if segment is None or not await mender.repair(segment):
+                    if segment is None or not await repairer.repair(segment):
                         raise  # It is no segment, or a check of its frames finds no damage.
         finally:
-            mender.close()
+            repairer.close()
 
     def _segment_of(self, error: Corrupt) -> SegmentId | None:
         directory, name = os.path.split(error.path)

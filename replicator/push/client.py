@@ -231,18 +231,19 @@ class PushClient:
     def _raise_if_refused(self, log: SessionSource) -> None:
         """End if enough nodes fence the session, or if all refuse it and no publisher is open.
 
-        While a publisher is open, the streams ask again: what blocks it is one problem until it is mended.
+        While a publisher is open, the streams ask again: what blocks it is one problem until it is fixed.
         """
         error = self._blocking()
         is_fenced = isinstance(error, Fenced)
-        may_mend = (self._waits and not self._is_finishing) or not all(one.refused for one in self._counted)
-        if error is None or (may_mend and not is_fenced):
+        waits = self._waits and not self._is_finishing
+        may_recover = waits or not all(one.refused for one in self._counted)
+        if error is None or (may_recover and not is_fenced):
             return
         log.give_up(PushState.FENCED if is_fenced else PushState.REFUSED)
         raise error
 
     def _blocking(self) -> RtError | None:
-        """Why no byte of the session can be replicated until somebody mends the cause; None if one can.
+        """Why no byte of the session can be replicated until somebody fixes the cause; None if one can.
 
         A majority refuses and no other node takes its bytes: then no other could replicate it alone.
         Or enough of the nodes fence it.

@@ -19,7 +19,7 @@ LOG_AGAIN_SECONDS: Final = 60.0
 
 
 class PushReport(NamedTuple):
-    """The connections of a push. `error` blocks it until its cause is mended. A majority of `members`
+    """The connections of a push. `error` blocks it until its cause is fixed. A majority of `members`
     must be connected; 0: of the endpoints.
     """
 

@@ -172,7 +172,7 @@ class _Session:
             self._client.finish()
 
     def report_failure(self, error: Exception) -> None:
-        """The client failed. What a retry mends by itself, as another client in the directory, is no news."""
+        """The client failed. What a retry fixes by itself, as another client in the directory, is no news."""
         is_of_client = error is self._report.error
         if not is_of_client and not isinstance(error, Fenced):
             self._problems.record("push_failed", error)

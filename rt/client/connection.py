@@ -211,7 +211,7 @@ def _profile(environment: Mapping[str, str], name: str | None) -> Iterator[_Laye
             profiles = tomllib.loads(read_settings(file, is_regular=True))
     except (OSError, ValueError) as error:
         got = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        hint = "Mend the file, or move it away."
+        hint = "Fix the file, or move it away."
         raise InvalidOption("the file of profiles cannot be read", where=file, got=got, hint=hint) from error
     values = profiles.get(name or PROFILE)
     if values is None:

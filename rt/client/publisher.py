@@ -84,10 +84,10 @@ class Publisher:
     if all its messages are merged. Without endpoints all segments stay.
 
     Nodes that cannot be reached stop nothing: messages wait on the disk, and `status` says why. What blocks
-    replication until somebody mends it (the nodes refuse the certificate, its role or the stream, belong to
+    replication until somebody fixes it (the nodes refuse the certificate, its role or the stream, belong to
     another cluster, fenced the session, or reject its bytes) is raised, with its type and reason, by the next
     `publish`, `publish_many` or `flush`, and given to `on_error`, once for each problem. The same call may
-    then be repeated: messages are accepted and stay on the disk, and are sent when the cause is mended, for
+    then be repeated: messages are accepted and stay on the disk, and are sent when the cause is fixed, for
     example when the certificate file was renewed. `wait` and `close` raise it as long as it lasts. After
     `rt.Fenced` every call raises: open the publisher again. `on_merged` is called with the next number of
     this run to be merged, when it has grown. What it raises is logged. Both are called in threads of their

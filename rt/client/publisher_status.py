@@ -34,7 +34,7 @@ class PublisherStatus(Struct, frozen=True):
     - "connecting": no attempt to connect has ended yet.
     - "replicating": a majority of the nodes is connected.
     - "waiting": fewer are connected, which may pass by itself. `endpoints` says why.
-    - "blocked": nothing is replicated until somebody mends the cause of `error`.
+    - "blocked": nothing is replicated until somebody fixes the cause of `error`.
     - "closed": the publisher was closed.
 
     It began at `since_ns` (ns since the Unix epoch). `endpoints` has an `EndpointStatus` for each node: those
@@ -67,7 +67,7 @@ class PublisherStats(Struct, frozen=True):
     their bytes on the disk and in memory, estimated within a segment of which a part is merged.
 
     `disconnects` counts lost connections to nodes, and `problems` how often something began that blocks
-    replication. `last_error` is the latest of these problems, also if it was mended, or the error of the
+    replication. `last_error` is the latest of these problems, also if it was fixed, or the error of the
     local disk that stops writing now; None if there was none.
     """
 

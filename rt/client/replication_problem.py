@@ -1,7 +1,7 @@
 """What blocks the replication of a publisher, and which calls raise it.
 
-A problem begins when the push reports an error that no retry mends, and ends when a node accepts the session
-again. Messages are published nevertheless: they stay on the disk, and the push tries again and again.
+A problem starts when the push reports an error that a retry does not fix. It ends when a node accepts the
+session again. Messages are published nevertheless: they stay on the disk, and the push tries again and again.
 
 Invariants:
 - A problem is raised by the next call that publishes or flushes, once, so that a program that goes on loses
@@ -92,6 +92,6 @@ class ReplicationProblem:
         if isinstance(error, _FINAL):
             kept += ", but is not accepted any more."
         else:
-            kept += ". Once the cause is mended it is sent, by this publisher, the next one or `rt push`."
+            kept += ". Once the cause is fixed it is sent, by this publisher, the next one or `rt push`."
         error.hint = f"{error.hint} {kept}" if error.hint else kept
         return error

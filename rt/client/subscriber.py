@@ -304,7 +304,7 @@ class Subscriber:
         if self._copy is not None:
             self._copy.check(is_closed=self._gate.is_closed)
 
-    def _has_mended(self, error: Corrupt) -> bool:
+    def _is_repaired(self, error: Corrupt) -> bool:
         return self._copy is not None and self._copy.has_requested_repair(error)
 
     def _start_pull(self, endpoints: Sequence[str], tls: TLS) -> None:
@@ -348,7 +348,7 @@ class Subscriber:
                     self._open_reader()
                     return
                 except Corrupt as error:
-                    if not self._has_mended(error):
+                    if not self._is_repaired(error):
                         raise
             left = seconds_left(deadline)
             if left is not None and left <= 0:
@@ -371,7 +371,7 @@ class Subscriber:
             epoch=self._epoch,
             check=self._check,
             counter=self._counter,
-            on_damaged=self._has_mended,
+            on_damaged=self._is_repaired,
             may_be_ahead=self._copy is not None,
             disk=self._disk,
         )

@@ -161,7 +161,7 @@ class PushReported(Struct, frozen=True, tag="reported"):
     def of(
         cls, number: int, error: RtError | None, endpoints: Iterable[EndpointStatus], members: int = 0
     ) -> PushReported:
-        """`error` blocks the push until somebody mends it; None: nothing does."""
+        """`error` blocks the push until somebody fixes it; None: nothing does."""
         connections = ((one.endpoint, one.is_connected, _failed(one.error)) for one in endpoints)
         return cls(number, _failed(error), tuple(connections), members)
 

@@ -64,7 +64,7 @@ class RepairService:
         beside = os.path.dirname(self._merged)
         self._kept = os.path.join(beside, "damaged")
         self.repairer = Repairer(
-            os.path.join(beside, "mending"),
+            os.path.join(beside, "repair"),
             pool,
             self._fetch,
             on_failed=on_failed,

@@ -269,7 +269,7 @@ class Repairer:
             return end, valid_end(self._disk, directory, segment, end)
 
     def _overwrite(self, directory: str, segment: SegmentId, end: int) -> int:
-        with storage_errors(directory, "mending a segment"):
+        with storage_errors(directory, "repairing a segment"):
             return repair_segment(self._disk, directory, self._aside, segment, end)
 
     async def _clear_aside(self) -> None:

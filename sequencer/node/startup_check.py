@@ -1,4 +1,4 @@
-"""Checks before a node's processes start: what no restart mends must end the node with one line.
+"""Checks before a node's processes start: what a restart does not fix must end the node with one line.
 
 Invariant: nothing is changed. A check that passes promises nothing: the processes meet the same errors later.
 """

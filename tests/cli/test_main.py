@@ -104,7 +104,7 @@ def raising(error: BaseException) -> Callable[[], object]:
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
-        (RtError("it failed", where="here", hint="Mend it."), 1, "rt: it failed (at here). Mend it.\n"),
+        (RtError("it failed", where="here", hint="Fix it."), 1, "rt: it failed (at here). Fix it.\n"),
         (RtError("hostile \x1b[31m"), 1, "rt: hostile \\x1b[31m\n"),
         (ValueError("position 9 is beyond the end"), 2, "rt: position 9 is beyond the end\n"),
         (FileNotFoundError(2, "No such file", "x"), 1, "rt: [Errno 2] No such file: 'x'\n"),

@@ -1095,7 +1095,7 @@ def test_pub_fails_before_timeout_if_nodes_refuse_session(cluster: Cluster) -> N
         status, summary, said = cluster.pub(b"one\n", "--timeout", "3600")
     assert (status, summary["reason"]) == (1, "refused")
     assert said.count("rt: 1 of 1 message is not merged: another stream is served here") == 1
-    assert "Once the cause is mended it is sent, by this publisher, the next one or `rt push`" in said
+    assert "Once the cause is fixed it is sent, by this publisher, the next one or `rt push`" in said
 
 
 @pytest.mark.slow

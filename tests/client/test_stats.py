@@ -139,7 +139,7 @@ def test_publisher_stats_report_merged_waiting_disconnects_and_problems(tmp_path
         until(lambda: publisher.status().error is None)
         stats = publisher.stats()
         assert stats.problems >= 1
-        assert isinstance(stats.last_error, rt.CertificateError), "it stays after it was mended"
+        assert isinstance(stats.last_error, rt.CertificateError), "it stays after it was fixed"
     assert node.faults == []
 
 

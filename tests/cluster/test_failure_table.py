@@ -354,8 +354,8 @@ def test_bit_flip_in_session_replica_reaches_no_merged_log(faults: Faults) -> No
         segment = damage(faults, name, "sessions")
         faults.nodes.start(name)
         faults.wait(
-            lambda: mended(faults, name) or not segment.exists() or segment.stat().st_size == 0,
-            "the damage to be mended, or to be merged by then and let go",
+            lambda: fixed(faults, name) or not segment.exists() or segment.stat().st_size == 0,
+            "the damage to be fixed, or to be merged by then and let go",
         )
         faults.wait_flow(sender)
         sender.close()
@@ -408,7 +408,7 @@ def test_bit_flip_in_merged_log_of_running_node_is_found_and_repaired(faults: Fa
 
         faults.wait(is_found, "enough to be damaged")
         flip(found[0])
-        faults.wait(lambda: mended(faults, name), "the damage to be mended")
+        faults.wait(lambda: fixed(faults, name), "the damage to be fixed")
         faults.wait_flow(sender)
         sender.close()
         faults.verdict(allowed=[DAMAGE])
@@ -422,7 +422,7 @@ def test_bit_flip_in_active_merged_segment_is_repaired_after_node_restart(
         faults.wait_flow(sender)
         damage(faults, name, "merged")
         faults.nodes.start(name)
-        faults.wait(lambda: mended(faults, name), "the damage to be mended")
+        faults.wait(lambda: fixed(faults, name), "the damage to be fixed")
         faults.wait_flow(sender)
         sender.close()
         faults.verdict(allowed=[DAMAGE])
@@ -508,7 +508,7 @@ def flip(segment: Path) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def mended(faults: Faults, name: str) -> bool:
+def fixed(faults: Faults, name: str) -> bool:
     """Return whether the node logged a repair, or a replica set aside, since the test started."""
     said = "\n".join(faults.said(name))
     return "event=segment_repaired" in said or "replica was set aside" in said

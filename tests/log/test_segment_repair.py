@@ -127,7 +127,7 @@ def test_segment_is_checked_whole_without_table_if_another_follows() -> None:
     assert synced_end(disk, MERGED, FIRST) == disk.size(segment_path(MERGED, FIRST))
 
 
-def _mend(disk: MemoryDisk, log: Log) -> None:
+def _repair(disk: MemoryDisk, log: Log) -> None:
     size = disk.size(segment_path(GOOD, FIRST))
     assert size is not None
     repair_segment(disk, MERGED, GOOD, FIRST, size)
@@ -138,7 +138,7 @@ def _is_good_or_still_bad(disk: MemoryDisk, log: Log) -> None:
     good = disk.read(segment_path(GOOD, FIRST))
     if log:
         assert disk.read(segment_path(MERGED, FIRST)) == good
-    _mend(disk, log)
+    _repair(disk, log)
     assert disk.read(segment_path(MERGED, FIRST)) == good
 
 
@@ -152,7 +152,7 @@ def test_repair_can_be_repeated_after_power_cut_at_any_change() -> None:
         flip(disk, segment_path(MERGED, FIRST), 3000)
         flip(disk, segment_path(MERGED, FIRST), 5000)
 
-    assert sweep(_mend, _is_good_or_still_bad, prepare=prepare) > 1
+    assert sweep(_repair, _is_good_or_still_bad, prepare=prepare) > 1
 
 
 def test_segment_trimmed_before_repair_stays_trimmed() -> None:

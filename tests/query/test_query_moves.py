@@ -73,7 +73,7 @@ def test_engine_fails_over_between_hosts_after_faults_and_publishes_each_result_
             happen(owner)
             trial.publish()
             trial.wait_results()
-            hosts.mend(owner)
+            hosts.fix(owner)
             trial.wait(lambda: hosts.ends(owner) > ends, "the former owner to say so")  # noqa: B023
             trial.publish()
             trial.wait_results()

@@ -148,7 +148,7 @@ def test_flipped_bit_is_repaired_on_request_while_pull_continues(
                 await until(lambda: world.is_whole)
                 assert not running.done()
         assert verify(world.path).damage == []
-        assert not (world.path / "mending").exists()
+        assert not (world.path / "repair").exists()
 
     run(main)
 
@@ -315,10 +315,10 @@ def test_repair_from_nodes_of_another_log_raises_diverged_and_changes_nothing(
         bad = world.file(FIRST).read_bytes()
         async with other.serving():
             world.endpoints = other.endpoints
-            mender = CopyRepairer(world.copy(), world.client)
+            repairer = CopyRepairer(world.copy(), world.client)
             with pytest.raises(Diverged):
-                await mender.repair(FIRST, is_patient=False)
-            mender.close()
+                await repairer.repair(FIRST, is_patient=False)
+            repairer.close()
         assert world.file(FIRST).read_bytes() == bad
 
     run(main)
@@ -334,10 +334,10 @@ def test_repair_all_repairs_whole_copy_during_pull(tmp_path: Path, pki: Path) ->
                 await until(lambda: world.nodes[0].pull.pulls)  # This one, which has opened the copy.
                 for segment in (FIRST, SECOND):
                     flip(world.file(segment), 8000)
-                mender = CopyRepairer(world.copy(), world.client)
-                assert await mender.repair_all() == {FIRST: 1, SECOND: 1}
-                assert await mender.repair_all() == {}
-                mender.close()
+                repairer = CopyRepairer(world.copy(), world.client)
+                assert await repairer.repair_all() == {FIRST: 1, SECOND: 1}
+                assert await repairer.repair_all() == {}
+                repairer.close()
                 assert world.is_whole
 
     run(main)
@@ -350,10 +350,10 @@ def test_repair_all_raises_if_no_node_is_reachable(tmp_path: Path, pki: Path) ->
             await world.fill()
         flip(world.file(FIRST), 8000)
         world.endpoints = [f"localhost:{free_port()}"]
-        mender = CopyRepairer(world.copy(), world.client)
+        repairer = CopyRepairer(world.copy(), world.client)
         with pytest.raises(RtError, match="not every node could be asked"):
-            await mender.repair_all()
-        mender.close()
+            await repairer.repair_all()
+        repairer.close()
 
     run(main)
 
@@ -363,7 +363,7 @@ def test_leftover_repair_files_of_killed_pull_are_removed(tmp_path: Path, pki: P
         world = World(tmp_path, pki)
         async with world.serving():
             await world.fill()
-            left = world.path / "mending" / "log.0.0"
+            left = world.path / "repair" / "log.0.0"
             left.parent.mkdir()
             left.write_bytes(b"half")
             async with world.pulling():

@@ -125,10 +125,10 @@ def test_repair_restores_corrupt_copy_and_ends(tmp_path: Path) -> None:
         async with node.serving(tls_of(pki, "n1")) as endpoint:
             tls = [f"--{name}={pki / file}" for name, file in TLS_FILES]
             arguments = [str(copy), "--stream=s", f"--endpoints={endpoint}", *tls, "--repair"]
-            mended = await asyncio.to_thread(CliRunner().invoke, pull, arguments)
+            repaired = await asyncio.to_thread(CliRunner().invoke, pull, arguments)
             again = await asyncio.to_thread(CliRunner().invoke, pull, arguments)
-        assert (mended.exit_code, again.exit_code) == (0, 0), (mended.output, again.output)
-        assert f"repaired {file}: 1 bytes" in mended.output
+        assert (repaired.exit_code, again.exit_code) == (0, 0), (repaired.output, again.output)
+        assert f"repaired {file}: 1 bytes" in repaired.output
         assert "nothing is corrupt" in again.output
         assert files_of(REAL, str(copy)) == files_of(REAL, node.merged)
 

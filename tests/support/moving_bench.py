@@ -70,7 +70,7 @@ def measured(root: Path, rounds: int, postgres: PostgresServer) -> dict[str, lis
                 found.setdefault(what, []).append(time.monotonic() - begun_s)
                 if not hosts.role(owner):
                     hosts.start(owner)
-                hosts.mend(owner)
+                hosts.fix(owner)
         return found
 
 

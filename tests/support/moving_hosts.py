@@ -77,7 +77,7 @@ class Hosts:
         process.send_signal(signal.SIGTERM)
         return process.wait(WAIT_S)
 
-    def mend(self, name: str) -> None:
+    def fix(self, name: str) -> None:
         """Continue the process, and restore its connections."""
         if name in self._processes:
             self.signal(name, signal.SIGCONT)

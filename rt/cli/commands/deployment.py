@@ -18,7 +18,7 @@ _UNIT: Final = """\
 Description={description}
 After=network-online.target
 Wants=network-online.target
-# Never give up: what stops it may be mended in an hour.
+# Never give up: what stops it may be fixed in an hour.
 StartLimitIntervalSec=0
 
 [Service]

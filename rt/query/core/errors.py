@@ -125,7 +125,7 @@ class BadTime(QueryError, ValueError):
             where=f"source {source!r}, sequence id {sequence_id}",
             got=repr(got)[:200],
             expected="ns since the Unix epoch, as an int of 0 or more, below 2^63",
-            hint="Mend time_of, or pass on_bad_time to skip such values.",
+            hint="Fix time_of, or pass on_bad_time to skip such values.",
         )
         self.source = source
         self.sequence_id = sequence_id

@@ -157,7 +157,7 @@ class EventLock:
                 "the error policy of a query stopped the engine",
                 where=error.where,
                 got=error_text(error.error),
-                hint="Mend the cause, and make another engine on the same store: it reads the value again.",
+                hint="Fix the cause, and make another engine on the same store: it reads the value again.",
             ) from error.error
 
     @contextmanager

@@ -107,7 +107,7 @@ class KeyQuery:
     def _check(self) -> None:
         """Raise the error that ended the query."""
         if self._error is not None:
-            hint = "Nothing of the micro-batch is stored: mend the query, and start the job again."
+            hint = "Nothing of the micro-batch is stored: fix the query, and start the job again."
             raise QueryFailed(error_text(self._error), where=f"key {self._key}", hint=hint) from self._error
 
     def take(self, value: Any) -> None:

@@ -202,7 +202,7 @@ def _given_up(message: Message, error: Exception, attempts: int) -> Exception:
         where=f"position {message.position}, session {message.session}, number {message.number}, "
         f"topic {message.topic!r}",
         got=f"{type(error).__name__}: {error}"[:500] + f" ({attempts} attempts)",
-        hint="Mend the handler and start the member again, or give on_error= that decides.",
+        hint="Fix the handler and start the member again, or give on_error= that decides.",
     )
     failed.__cause__ = error
     return failed

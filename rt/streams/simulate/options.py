@@ -70,7 +70,7 @@ class SimulationOptions(Struct, frozen=True):
     def serve_again_s(self) -> float:
         """The bound of the time to serve a queue again: its lease, and three rounds. In the first one a host
         sees the free lease. Another host may win it; then a host has the wrong share, and a second round
-        mends that. The third is for a host that must first give a queue up. With the balancer `deployment`
+        fixes that. The third is for a host that must first give a queue up. With the balancer `deployment`
         hosts may differ, until all are mature, on which host should have a queue.
         """
         maturity_s = MATURITY_S if self.balancer == "deployment" else 0.0

@@ -23,7 +23,7 @@ from sequencer.rest.views.push_stalls import stall_texts, stalls_of
 from sequencer.state.configuration import DISK_PERCENT
 from sequencer.state.state import MergedSegment, SequencerState
 
-_MEND: Final = {
+_FIX: Final = {
     True: "The node fetches good bytes from a peer. If that takes long, check the node's log.",
     False: "No other node has this file. Replace it with a good one from a backup or a subscriber's copy "
     "(same name and bytes); the node uses it at once. Or discard all data: POST /hard-reset.",
@@ -172,7 +172,7 @@ def _of_this_node(node: NodeSnapshot) -> Iterator[Alarm]:
     if node.merging is not None and node.merging.damage:
         has_peers = len(node.standing.nodes) > 1
         yield Alarm(
-            "log-corrupt", "critical", f"{node.node} cannot merge: {node.merging.damage}. {_MEND[has_peers]}"
+            "log-corrupt", "critical", f"{node.node} cannot merge: {node.merging.damage}. {_FIX[has_peers]}"
         )
     yield from _of_replicas(node)
     yield from _of_damage(node)

@@ -93,7 +93,7 @@ class Logs:
 async def running(root: Path, fetch: Fetch, **options: Any) -> AsyncIterator[Repairer]:
     pool = ThreadPoolExecutor(2)
     failures: list[RtError] = []
-    aside = str(root / "mending")
+    aside = str(root / "repair")
     repairer = Repairer(aside, pool, fetch, on_failed=failures.append, again_s=0.01, **options)
     task = asyncio.ensure_future(repairer.run())
     try:
@@ -130,7 +130,7 @@ def test_flipped_bit_in_segment_is_repaired_from_peers(
             assert (repairer.found, repairer.repaired) == (1, 1)
             assert repairer.last[0] == f"{error.path} at offset {error.offset}"
         assert files_of(REAL, str(logs.path)) == logs.good
-        assert not (tmp_path / "mending").exists()
+        assert not (tmp_path / "repair").exists()
 
     asyncio.run(main())
 
@@ -228,7 +228,7 @@ def test_nodes_with_corruption_at_different_offsets_repair_each_other(tmp_path: 
                     asked = [endpoints[each] for each in others]
                     await fetch_segment(aside, WHOLE, segment, logs.firsts[segment], end, asked, tls)
 
-                root = tmp_path / f"mender{number}"
+                root = tmp_path / f"repairer{number}"
                 repairer = await opened.enter_async_context(running(root, fetch))
                 disk = VerifiedDisk(repairer.corrupt_files)
                 node.pull = PullServicer(node, "s", node.pool, check_reach=disk.check_reach, disk=disk)

@@ -154,8 +154,8 @@ def test_power_cut_at_any_change_of_filled_log_loses_no_synced_entries(
     segment into its spare.
     """
     start = partial(run, fill=fill, late=late)
-    look, mend = partial(check, fill=fill_after), partial(recover, fill=fill_after)
-    assert sweep(start, look, seeds=range(2), recover=mend, recover_cuts=1) > 500
+    look, fix = partial(check, fill=fill_after), partial(recover, fill=fill_after)
+    assert sweep(start, look, seeds=range(2), recover=fix, recover_cuts=1) > 500
 
 
 def accept(disk: MemoryDisk, promised: Log) -> None:

@@ -160,10 +160,10 @@ class StackChaos:
         self._await(lambda: self._behind(end), f"merged logs that end at {end}", begun)
         live_s = time.monotonic() - begun
         self._faults.forget_copies()
-        flips = "flipped bytes to be noticed and mended"
+        flips = "flipped bytes to be noticed and fixed"
         self._await(self._faults.damaged, flips, time.monotonic(), self._live_s + self._scrub_s())
         self._outcome.lives_s.append(live_s)
-        self._say(f"settled after {live_s:.1f} s at {end}, mended after {time.monotonic() - begun:.1f} s")
+        self._say(f"settled after {live_s:.1f} s at {end}, fixed after {time.monotonic() - begun:.1f} s")
 
     def _finish(self) -> None:
         nodes, outcome = self._nodes, self._outcome
