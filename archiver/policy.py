@@ -1,7 +1,7 @@
 """The limits of a merged log, and by how much each is exceeded.
 
-Pure. Invariant: a clock or a disk counts only with a majority of the members, so a member whose clock jumped,
-or whose disk is filled by something else, trims nothing.
+Pure. Invariant: a time is reached, or disks are too full, only if a majority of the members reports it. So a
+member whose clock jumped, or whose disk is filled by other data, trims nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def reached_ns(clocks: Collection[int], members: int) -> int | None:
 
 
 def expired_ns(policy: RetentionPolicy, clocks: Collection[int], members: int) -> int | None:
-    """A segment that was sealed at this time or before is too old; None if none is."""
+    """The time limit: a segment that was sealed at or before it is too old. None if no segment is too old."""
     now_ns = reached_ns(clocks, members)
     if now_ns is None or not policy.retention_minutes:
         return None

@@ -41,7 +41,9 @@ class TrimPlan(Struct, frozen=True):
     segments: int
     size_bytes: int
     overridden: tuple[str, ...] = ()
-    """Names of the holds that need this data: they hold too much, or the disks are too full."""
+    """Names of the holds that need this data. It is trimmed because they hold too much, or the disks are too
+    full.
+    """
 
 
 class ExpiryPlan(NamedTuple):
@@ -81,12 +83,12 @@ def plan_trim(
     members: int,
     freed_bytes: int = 0,
 ) -> TrimPlan | None:
-    """The next trim; None if there is none. Call it again after the trim for the one after that.
+    """The next trim; None if there is none. Call it again after that trim to get the following one.
 
-    `segments` are the sealed ones that are kept, oldest first; `active_bytes` is the size of the active one.
-    `clocks` (ns) and `disks` are those of the members that reported recently, out of `members`. `holds` are
-    positions by name: the holder needs no data before its position. `freed_bytes` were trimmed so recently
-    that `disks` may not show it.
+    `segments` are the sealed segments that are kept, oldest first. `active_bytes` is the size of the active
+    segment. `clocks` (ns) and `disks` are the values of the members that reported recently, out of `members`.
+    `holds` has a position for each name: the holder needs no data before its position. `freed_bytes` were
+    trimmed so recently that `disks` may not show it.
     """
     by_time, by_size = plan_expiry(segments, active_bytes, policy, clocks, holds, members=members)
     by_disk = _count_bytes(segments, disk_excess(policy, disks, members) - freed_bytes)
@@ -108,14 +110,16 @@ def _plan(trimmed: Sequence[Segment], reason: TrimReason, holds: Mapping[str, in
 
 
 def _count_expired(segments: Sequence[Segment], expired: int | None) -> int:
-    """Number of segments that are too old; a young one shields those after it."""
+    """Number of segments that are too old, up to the first segment that is not."""
     if expired is None:
         return 0
     return next((at for at, one in enumerate(segments) if one.sealed_ns > expired), len(segments))
 
 
 def _count_bytes(segments: Sequence[Segment], excess: int) -> int:
-    """Number of segments with `excess` bytes together, or all of them."""
+    """Number of the first segments that together have at least `excess` bytes; all of them if they have
+    less.
+    """
     count = 0
     while excess > 0 and count < len(segments):
         excess -= segments[count].size_bytes

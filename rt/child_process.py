@@ -1,9 +1,9 @@
-"""A process and its child: how the child starts, talks in lines, logs, ends, and is started again.
+"""A process and its child: how the child starts, exchanges lines, logs, ends, and is started again.
 
 Invariants:
-- The stdin of a child is its life line: it ends when the parent closes it or ends, however that happens. A
-  fork of the parent does not keep it.
-- Neither end waits for the other, unless a method says so.
+- The stdin of a child is its lifeline: it ends when the parent closes it, or when the parent ends for any
+  reason. A fork of the parent does not keep it.
+- Neither process waits for the other, unless a method says so.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rt.line_protocol import LineBuffer, decode_line, encode_line
 RESTART_SECONDS_MAX: Final = 5.0
 _READ_BYTES: Final = 256 * 1024
 _LOG_READS_MAX: Final = 1000
-"""Log lines that are handled before all else has its turn. The socket holds fewer."""
+"""The most log lines that are handled before other work has its turn. The socket holds fewer."""
 _LOG_CHARACTERS_MAX: Final = 8000
-"""Of one record: at 12 bytes each in JSON, they fit into one read."""
+"""The most characters of one record: at 12 bytes each in JSON, they fit into one read."""
 _STDIN: Final = 0
 _STDOUT: Final = 1
 _STDERR: Final = 2
@@ -48,7 +48,7 @@ class LogLine(Struct, frozen=True, tag="log"):
     text: str
 
 
-# The parent's end
+# The parent's side
 
 
 class RestartBackoff:
@@ -78,10 +78,10 @@ class RestartBackoff:
 class ChildProcess:
     """A child that leads a process group, started with `options` of `subprocess.Popen`. For one thread.
 
-    Lines go to its stdin and come from its stdout, unless the options have another one. With `is_logged`,
-    what it writes to stderr goes to the `logging` of this process: see `ForwardedLog`. With `is_session` it
-    may outlive the terminal; without, the kernel wakes it with SIGHUP if it is stopped when this process
-    ends. Raises `OSError` if it cannot be started or watched.
+    Lines go to its stdin and come from its stdout, unless the options set another stdin or stdout. With
+    `is_logged`, its stderr goes to the `logging` of this process: see `ForwardedLog`. With `is_session` it
+    may outlive the terminal. Without `is_session`, the kernel wakes it with SIGHUP if it is stopped when this
+    process ends. Raises `OSError` if it cannot be started or watched.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ChildProcess:
         return not self._unsent
 
     def send(self, line: bytes) -> None:
-        """Write a line to its stdin; `exchange` sends the rest. Lost if it has ended."""
+        """Write a line to its stdin; `exchange` sends the rest. The line is lost if the child has ended."""
         if self._socket is not None:
             self._unsent += line
             self._send()
@@ -168,7 +168,7 @@ class ChildProcess:
         self._process.send_signal(number)
 
     def wait(self, seconds: float) -> int | None:
-        """Wait until it has ended. Returns its exit status; None: it runs after `seconds`."""
+        """Wait until it has ended. Return its exit status; None if it still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self.status
@@ -198,7 +198,9 @@ class ChildProcess:
         return status
 
     def disown(self) -> None:
-        """In a forked child: it belongs to the parent, and must see the end of the parent only."""
+        """Release it in a forked child: it belongs to the parent, and must detect only the end of the
+        parent.
+        """
         self._process.returncode = 0  # It is not a child of this process, so do not wait for it.
         self._release()
 
@@ -216,7 +218,7 @@ class ChildProcess:
             sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return
-        except OSError:  # It has ended, which is seen next.
+        except OSError:  # The child has ended, which is detected next.
             sent = len(self._unsent)
         self._unsent = self._unsent[sent:]
 
@@ -248,8 +250,9 @@ class ChildProcess:
 
 
 no_fork: Final = threading.RLock()
-"""A fork waits for it. Hold it from the creation of what a forked child must not keep, such as a life line or
-a locked file, until the handlers of forks find it. Hold it shortly, and take no other lock meanwhile.
+"""A fork waits for this lock. A forked child must not keep some objects, such as a lifeline or a locked file.
+Hold the lock from the creation of such an object until the fork handlers can find it. Hold it only for a
+short time, and take no other lock meanwhile.
 """
 _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
 
@@ -267,7 +270,7 @@ os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, aft
 
 
 def _received(end: socket.socket) -> bytes | None:
-    """What has come; None if nothing has. Empty at the end."""
+    """The received bytes; None if there are none. Empty at the end of the stream."""
     try:
         return end.recv(_READ_BYTES)
     except BlockingIOError:
@@ -283,11 +286,11 @@ def child_environment(command: str) -> dict[str, str]:
 
 
 def poll_timeout_ms(seconds: float | None) -> int | None:
-    """For `poll`: rounded up, so that the time has passed when it returns."""
+    """The timeout for `poll`, rounded up, so that the time has passed when `poll` returns."""
     return None if seconds is None else max(0, int(seconds * 1000 + 0.999))
 
 
-# The child's end
+# The child's side
 
 
 class ForwardedLog(logging.Handler):

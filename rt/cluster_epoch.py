@@ -57,7 +57,7 @@ def may_be_reset(epoch: int) -> bool:
 
 
 def forced_number(number: int) -> int:
-    """The number of the epoch that follows by a forced reset."""
+    """The number of the epoch that a forced reset starts after epoch number `number`."""
     return (generation_of_number(number) + 1) * _RESETS_END
 
 

@@ -87,7 +87,7 @@ class RtError(Exception):
 
     @property
     def reason(self) -> str:
-        """What happened, without where and without the hint."""
+        """A description of what happened, without the location and without the hint."""
         return self.what if self.got is None else f"{self.what}: got {self.got}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ class Closed(RtError):
 
 
 def closed_in_child(what: str, where: str | None = None) -> Closed:
-    """The error of an object of the parent that a forked child uses."""
+    """The error for a forked child that uses an object of its parent."""
     hint = "Open one in the child, or start processes by spawn."
     return Closed(f"{what} belongs to the parent process", where=where, hint=hint)
 
@@ -312,7 +312,7 @@ class UnknownVersion(FormatError):
 
 @contextmanager
 def naming_file(path: str) -> Iterator[None]:
-    """Let an `UnknownVersion` of the block name the file that was read."""
+    """Add the file that was read to an `UnknownVersion` that the block raises."""
     try:
         yield
     except UnknownVersion as error:

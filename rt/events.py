@@ -64,7 +64,7 @@ class Reset(Struct, frozen=True):
 
     position: int
     merged_run: int
-    """X of the merged segments from there on: the number of the new epoch."""
+    """X of the merged segments from `position` on: the number of the new epoch."""
 
 
 class HoldRefused(Struct, frozen=True):

@@ -10,12 +10,14 @@ from msgspec.structs import force_setattr
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 CONDITION: Final = "0 or 1"
-"""The unit of a metric that says whether something is so."""
+"""The unit of a metric that shows whether a condition is true."""
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class Histogram(Struct, frozen=True):
-    """`counts[i]` observations are in (bounds[i-1], bounds[i]]; the last count is above all bounds."""
+    """`counts[i]` observations are in (bounds[i-1], bounds[i]]; the last count is of observations above all
+    bounds.
+    """
 
     bounds: tuple[float, ...] = ()
     counts: tuple[int, ...] = (0,)
@@ -35,7 +37,7 @@ class Metric(Struct, frozen=True):
     labels: tuple[str, ...] = ()
     samples: Mapping[tuple[str, ...], Value] = field(default_factory=dict)
     unit: str = ""
-    """In full; `CONDITION` for a condition. Default: the last word of the name."""
+    """The unit in full; `CONDITION` for a condition. Default: the last word of the metric's name."""
 
     def __post_init__(self) -> None:
         for values in self.samples:

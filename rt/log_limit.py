@@ -7,7 +7,9 @@ from typing import Final
 
 
 class LogLimit:
-    """At most `at_most` records in `every_s` seconds, which begin with a record. Not thread-safe."""
+    """Allows at most `at_most` records in a period of `every_s` seconds. A period starts with a record. Not
+    thread-safe.
+    """
 
     __slots__ = ("_at_most", "_begun_s", "_count", "_every_s", "_left_out")
 
@@ -19,7 +21,7 @@ class LogLimit:
         self._left_out = 0
 
     def admit(self, now_s: float) -> int | None:
-        """How many records were left out before this one; None: leave out this one too."""
+        """The number of records that were left out before this one; None if this one must be left out too."""
         if now_s - self._begun_s >= self._every_s:
             self._begun_s, self._count = now_s, 0
         if self._count >= self._at_most:

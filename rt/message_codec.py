@@ -1,8 +1,9 @@
-"""Values as protobuf messages and back. The annotations of a value's fields say how each is encoded.
+"""Encode values as protobuf messages, and decode them. The annotations of a value's fields determine how each
+is encoded.
 
 Pure. A field of a dataclass or NamedTuple is the message's field of the same name, unless its codec says
 otherwise. By annotation:
-- `X | None`: an absent field. Where the message cannot tell absent from empty, None is empty.
+- `X | None`: an absent field. If the message cannot distinguish absent from empty, None is empty.
 - `tuple[X, ...]`: a repeated field.
 - A dataclass or NamedTuple: a message with its fields.
 - An enum: its number.
@@ -37,8 +38,8 @@ class FieldCodec(NamedTuple):
 class MessageCodec(Generic[_Value]):
     """Encodes the values of one type as messages of one type.
 
-    `special`: by name of the value's field, the name of the message's field, the codec of its values, or how
-    it is encoded.
+    `special` maps the name of a value's field to the name of the message's field, to the codec of its values,
+    or to a `FieldCodec`.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class MessageCodec(Generic[_Value]):
 
 
 class UnionCodec(Generic[_Value]):
-    """Encodes values of several types, each as the field of `oneof` that `kinds` has for its type."""
+    """Encodes values of several types. `kinds` maps each field of `oneof` to the type, or the codec, of its
+    values.
+    """
 
     def __init__(self, message: type[Message], oneof: str, **kinds: type | MessageCodec[Any]) -> None:
         self._oneof = oneof
@@ -97,7 +100,7 @@ class UnionCodec(Generic[_Value]):
         return {name: self._codecs[name].encode(value)}
 
     def decode(self, message: Any) -> _Value:
-        """The value. `ValueError` if there is none, and as the value raises it when it is made."""
+        """The value. `ValueError` if the message has none. Raises what the value raises when it is made."""
         name = message.WhichOneof(self._oneof)
         if name is None:
             raise ValueError(f"it has no {self._oneof}")
@@ -106,7 +109,9 @@ class UnionCodec(Generic[_Value]):
 
 
 def inlined(codec: MessageCodec[Any], flag: str | None = None) -> FieldCodec:
-    """A value whose fields are among those of the message around it; None if the `flag` there is false."""
+    """A codec for a value whose fields are stored directly in the enclosing message. The value is None if the
+    field `flag` of that message is false.
+    """
     if flag is None:
         return FieldCodec(codec.encode, codec.decode)
     return FieldCodec(
@@ -116,7 +121,9 @@ def inlined(codec: MessageCodec[Any], flag: str | None = None) -> FieldCodec:
 
 
 def keyed(name: str, key: str, codec: MessageCodec[Any]) -> FieldCodec:
-    """A dictionary as a repeated field, ordered by `key`, a field of each of its messages."""
+    """A codec for a dictionary as a repeated field, ordered by key. The field `key` of each of its messages
+    holds the key.
+    """
     return FieldCodec(
         lambda values: {name: [{key: one} | codec.encode(value) for one, value in sorted(values.items())]},
         lambda message: {getattr(one, key): codec.decode(one) for one in getattr(message, name)},

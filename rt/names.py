@@ -13,9 +13,9 @@ from rt.errors import InvalidName
 
 NAME_BYTES_MAX = 128
 SESSION_NAME_BYTES_MAX = 255
-"""A session's directory has this name, and file systems allow no longer ones."""
+"""A session's directory has the session's name, and file systems do not allow longer names."""
 LEASE_NAME_BYTES_MAX = NAME_BYTES_MAX + len("/host/") + SESSION_NAME_BYTES_MAX
-"""Enough for the leases that `rt.streams` names after any group, host and queue."""
+"""Enough for the lease names that `rt.streams` makes of any group, host and queue."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._~-]*)+", re.ASCII)
@@ -44,7 +44,9 @@ def session_owner(session: str) -> str:
 
 
 def check_hold_name(text: str) -> str:
-    """Return `text` if it is a subscriber's name, or that, `~` and a suffix: a group's position."""
+    """Return `text` if it is a subscriber's name, or a subscriber's name, `~` and a suffix, which names a
+    group's position.
+    """
     return _check_joined(text, "subscriber")
 
 

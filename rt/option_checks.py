@@ -1,6 +1,7 @@
 """Checks of options that many public calls share. Each returns the value, or raises `rt.InvalidOption`.
 
-A caller's slip must fail in its call: a comparison with NaN is never true, and a wait with it never ends.
+A wrong value must fail in the call that passes it: a comparison with NaN is never true, and a wait with NaN
+never ends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from rt.errors import InvalidOption
 
 TIMEOUT_SECONDS_MAX: Final = 10 * 366 * 86_400
-"""Longer waits have no limit: those of the system overflow after some 292 years."""
+"""A longer wait counts as no limit, because waits of the system overflow after about 292 years."""
 
 SETTINGS_BYTES_MAX: Final = 2**20
 """Far above any file of settings. Protects memory from a wrong path (a log, a device)."""
@@ -88,7 +89,7 @@ def check_path(path: str | os.PathLike[str], *, name: str = "path") -> str:
 def read_settings(path: str | os.PathLike[str], *, is_regular: bool = False) -> str:
     """The text of a file of settings. `OSError` and `ValueError` say why it cannot be read.
 
-    With `is_regular` it must be a regular file: a FIFO, which this would wait for, is an error.
+    With `is_regular` it must be a regular file. A FIFO is an error, because this function would wait for it.
     """
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if is_regular else 0)), "rb") as file:
         if is_regular and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -35,7 +35,7 @@ StrPath = str | os.PathLike[str]
 
 
 class PublisherOptions(TypedDict, total=False):
-    """What `rt.Publisher` and `rt.aio.Publisher` take besides nodes, names and certificates."""
+    """The options of `rt.Publisher` and `rt.aio.Publisher`, besides nodes, names and certificates."""
 
     dedup_id: str | None
     batch_bytes: int
@@ -50,7 +50,7 @@ class PublisherOptions(TypedDict, total=False):
 
 
 class SubscriberOptions(TypedDict, total=False):
-    """What `rt.Subscriber` takes besides nodes, names and certificates."""
+    """The options of `rt.Subscriber`, besides nodes, names and certificates."""
 
     position: Place | None
     topics: Collection[str] | None
@@ -115,14 +115,14 @@ class Client:
         return Group(root, settings.stream, name, endpoints=settings.endpoints, tls=tls, options=options)
 
     def _session(self, name: str | None) -> dict[str, Any]:
-        """What a publisher gets: the name of its session, nodes, its certificate."""
+        """The arguments for a publisher: the name of its session, nodes, its certificate."""
         owner = None if name is None else session_owner(check_session_name(name))
         tls = self.settings.certificates.find("publisher", owner)
         session = tls.identity.name if name is None else name
         return {"publisher_id": session, "endpoints": self.settings.endpoints, "tls": tls}
 
     def _copy(self, name: str | None) -> dict[str, Any]:
-        """What a subscriber gets: the root of its copy, its name, nodes, its certificate."""
+        """The arguments for a subscriber: the root of its copy, its name, nodes, its certificate."""
         tls = self.settings.certificates.find("subscriber", name)
         name = tls.identity.name if name is None else name
         root = subscriber_root(self.settings.path, name)

@@ -16,7 +16,9 @@ from typing import Final
 NS_PER_S: Final = 10**9
 NS_PER_MINUTE: Final = 60 * NS_PER_S
 SILENCE_MS_END: Final = 10 * 366 * 86_400_000 + 1
-"""Limits of a publisher's silence are below: ten years, as of all durations that callers may set."""
+"""The exclusive upper bound for limits of a publisher's silence: ten years, as for all durations that callers
+may set.
+"""
 
 SIZE_FORM: Final = 'bytes, or a number with a unit such as "90Gi" or "500M"'
 SIZE_END: Final = 1 << 62
@@ -77,7 +79,9 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_time(time_ns: int, *, digits: int = 9) -> str:
-    """RFC 3339 in UTC of ns since 1970, with `digits` decimals; texts of as many decimals sort like times."""
+    """Format nanoseconds since 1970 as RFC 3339 in UTC, with `digits` decimals. Texts with the same number of
+    decimals sort like times.
+    """
     seconds, rest = divmod(time_ns, NS_PER_S)
     fraction = f".{rest:09d}"[: digits + 1] if digits else ""
     return f"{_format_second(seconds)}{fraction}Z"

@@ -1,1 +1,1 @@
-"""The sequencer: what order the messages of all sessions take in the merged log."""
+"""The sequencer: it defines the order of the messages of all sessions in the merged log."""

@@ -1,8 +1,9 @@
-"""`rt push --attached`: push what the parent process, at the other end of stdin, asks for.
+"""`rt push --attached`: push the sessions that the parent process requests on stdin.
 
 Invariants:
-- The process ends when stdin has ended and all is replicated, whatever closed stdin.
-- Log records about a session go to `push.log` in its directory. Until stdin ends, all go to the parent too.
+- The process ends when stdin has ended and everything is replicated, no matter why stdin was closed.
+- Log records about a session go to `push.log` in its directory. Until stdin ends, all records also go to the
+  parent.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from rt.sidecar.protocol import (
 logger = logging.getLogger("replicator")
 
 LOG_BYTES_MAX: Final = 2**20
-"""A log file of this size is renamed to `push.log.1`, and replaces the one before."""
+"""A log file that has this size is renamed to `push.log.1`, and replaces the earlier file of that name."""
 _APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _STDERR: Final = 2
 
@@ -64,12 +65,12 @@ async def push_attached(log_format: str = "text") -> None:
         )
 
     def report() -> None:
-        """In a thread: the reader may be slow."""
+        """Write reports to the parent. It runs in a thread, because the parent may read slowly."""
         with contextlib.suppress(OSError):  # The parent has ended.
             while True:
                 write_line(encode_line(reports.get()))
         while True:
-            reports.get()  # Else they would pile up while a node is away.
+            reports.get()  # Otherwise reports would pile up while a node is unreachable.
 
     def handle_line(line: bytes) -> None:
         match decode_line(line, PushLine):
@@ -101,11 +102,11 @@ class SessionLogHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._fallback = ""
-        """The directory for stderr and for records of no session, if there is one."""
+        """The directory for stderr and for records that belong to no session; empty if there is none."""
 
     def redirect_stderr(self, directories: list[str]) -> None:
-        """Call it when the parent has ended, with the directories that it leaves. What this process writes to
-        stderr, and records of no session, go to `push.log` of the first from then on.
+        """Redirect stderr of this process, and records that belong to no session, to `push.log` in the first
+        directory. Call it when the parent has ended, with the directories that the parent leaves.
         """
         self._fallback = directories[0] if directories else ""
         with open(os.devnull, "wb") as nowhere:
@@ -125,7 +126,9 @@ class SessionLogHandler(logging.Handler):
                     os.close(fd)
 
     def _open(self, directory: str) -> int:
-        """Open the log of a session, as an empty file if it is too long. stderr follows it."""
+        """Open the log of a session; start an empty file if the log is too long. If stderr was redirected to
+        this log, it goes to the opened file from now on.
+        """
         path = os.path.join(directory, PUSH_LOG)
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path).st_size >= LOG_BYTES_MAX:

@@ -132,7 +132,8 @@ def pull(
             name=name,
             subscriber=_subscriber(tls, name),
         )
-        connect_s = None if attached else connect_timeout or None  # A subscriber says it itself.
+        # If attached, the subscriber itself reports that no node is reached.
+        connect_s = None if attached else connect_timeout or None
         make_client = partial(_client, stream, endpoints, tls, connect_s)
         if repair:
             asyncio.run(_repair(LocalCopy(directory, stream, topics=topics), make_client))

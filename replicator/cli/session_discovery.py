@@ -1,6 +1,6 @@
 """Pushes all sessions of a stream below one root, for a sidecar, including those that appear later.
 
-Invariant: each session has its own client, and the end of one ends no other. A client that ended is
+Invariant: each session has its own client. When one client ends, the others go on. A client that ended is
 restarted.
 """
 
@@ -17,7 +17,7 @@ from rt.log.scan.directory import is_log_directory
 
 logger = logging.getLogger("replicator")
 
-_LOOK_SECONDS = 1.0  # How often new sessions are looked for: publishers live longer than that.
+_LOOK_SECONDS = 1.0  # How often to search for new sessions: publishers run longer.
 _AGAIN_SECONDS = 10.0  # The pause after the client of a session failed or was refused.
 
 

@@ -2,8 +2,9 @@
 
 Invariants:
 - A chunk is framed by hand around the bytes of the file, exactly as protobuf encodes it. A message of this
-  form is read in place: one copy at the sender, none at the receiver, where protobuf makes three and two.
-- What is read here is what protobuf would read.
+  form is read in place. So the sender makes one copy and the receiver none, where protobuf makes three and
+  two.
+- This module reads the same values that protobuf would read.
 
     tag of the chunk, length | 0x0a, length, Place | 0x12, length, data up to the end
 """
@@ -36,9 +37,10 @@ def frame_chunk(tag: int, chunk: Chunk) -> bytes:
 
 
 def framed_chunk(tag: int, data: bytes, bytes_max: int) -> Chunk | None:
-    """The chunk in a message of the form that `frame_chunk` makes; None for any other, which protobuf reads.
+    """The chunk in a message of the form that `frame_chunk` makes. None for any other message, which protobuf
+    must read.
 
-    Its data are a view of `data`, of up to `bytes_max`.
+    The data of the chunk are a view of `data`, with at most `bytes_max` bytes.
     """
     if len(data) < 6 or data[0] != tag:
         return None

@@ -74,7 +74,9 @@ PullReply: TypeAlias = (
 _Value = TypeVar("_Value")
 
 PULL_REQUEST_BYTES_MAX: Final = 2 * WANTED_BYTES_MAX
-"""The largest filter and its request. Decoded, empty topics take much more memory than on the wire."""
+"""Enough for the largest filter and its request. The limit is needed because empty topics take much more
+memory after decoding than on the wire.
+"""
 
 _IN_PUSH: Final = 0x1A  # The tag of `PushRequest.chunk`: field 3, a length follows.
 _IN_PULL: Final = 0x12  # The tag of `PullReply.chunk`: field 2.
@@ -138,7 +140,7 @@ def _decoded(
 
 
 def _check(said: object, chunk_bytes_max: int) -> None:
-    """Check what does not check itself when it is made."""
+    """Check the values that are not checked when they are made."""
     match said:
         case Chunk(start, data):
             check_log_offset(start)

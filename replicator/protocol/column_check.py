@@ -1,7 +1,7 @@
-"""Checks that the columns of a batch whose checksums hold can be decoded, without decoding its messages.
+"""Checks that the columns of a batch with valid checksums can be decoded, without decoding its messages.
 
-Invariant: every reader can decode a batch that passes here. The table in `rt.log.format.batch` lists each
-field and who checks it. Checksums and the header's own sums are checked before.
+Invariant: every reader can decode a batch that passes these checks. The table in `rt.log.format.batch` lists
+each field and the code that checks it. Checksums and the header's own sums are checked before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUICK_BYTES_MAX: Final = 2**20  # Uncompressed bytes that a check may expand in 
 
 
 class BadColumns(ValueError):
-    """Why a batch whose checksums hold cannot be decoded."""
+    """A batch has valid checksums, but cannot be decoded. The text of the error is the reason."""
 
 
 def columns_of(header: BatchHeader, batch: memoryview) -> Buffer | None:
@@ -53,8 +53,8 @@ def dictionary_of(header: BatchHeader, columns: Buffer) -> bytes:
 
 @lru_cache(maxsize=4096)
 def topics_in(dictionary: bytes, count: int) -> tuple[bytes, ...]:
-    """The `count` topics of a dictionary, as UTF-8. Most batches have one of a few dictionaries.
-    `BadColumns`.
+    """The `count` topics of a dictionary, as UTF-8. Results are cached, because most batches have one of a
+    few dictionaries. `BadColumns`.
     """
     ends = np.frombuffer(dictionary, "<i4", count + 1).tolist()
     text = dictionary[4 * (count + 1) :]
@@ -77,9 +77,9 @@ def expanded_bytes(header: BatchHeader) -> int:
 
 
 def check_columns(header: BatchHeader, batch: memoryview) -> None:
-    """`BadColumns` unless every reader can decode the whole batch.
+    """Raise `BadColumns` unless every reader can decode the whole batch.
 
-    Not in an event loop if `expanded_bytes` is above `QUICK_BYTES_MAX`.
+    Do not call it in an event loop if `expanded_bytes` is above `QUICK_BYTES_MAX`.
     """
     try:
         columns = expand_columns(header, batch)

@@ -1,7 +1,8 @@
 """Checks that a node is in the epoch of the cluster that its client knows. Pure.
 
-Invariant: a client never goes back to an earlier epoch, nor to another line of the same generation. A node in
-an earlier epoch does not speak for the cluster; a node of another forced line has another log.
+Invariant: a client never goes back to an earlier epoch, and never changes to another line of the same
+generation. A node in an earlier epoch does not represent the cluster. A node of another forced line has
+another log.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from rt.net.grpc_errors import Unreachable
 
 
 def check_epoch(known: int, epoch: int, node: str) -> bool:
-    """Whether `epoch`, the node's, is later than the `known` one (0: none yet).
+    """Return whether `epoch` of the node is later than the `known` epoch (0: none yet).
 
-    `rt.Unreachable` if it is earlier: the node may follow, so ask it again. `rt.ClusterMismatch` if it was
-    forced apart.
+    `rt.Unreachable` if it is earlier: the node may follow, so ask it again. `rt.ClusterMismatch` if a forced
+    reset separated the node from the known epoch.
     """
     if epoch == known:
         return False
@@ -42,7 +43,9 @@ def check_epoch(known: int, epoch: int, node: str) -> bool:
 
 
 def check_line(line: int | None, epoch: int, node: str) -> None:
-    """`rt.Unreachable` unless the node is of that line (None: of any): other lines have other logs."""
+    """Raise `rt.Unreachable` unless the node is in `line` (None: any line is right). Other lines have other
+    logs.
+    """
     if line is not None and line_of(epoch) != line:
         raise Unreachable(
             "the node is in another line of epochs after a forced reset", where=node, got=name_of(epoch)

@@ -1,4 +1,4 @@
-"""What the push and pull servers share: calls of grpc.aio, and the registration of the service."""
+"""Shared code of the push and pull servers: calls of grpc.aio, and the registration of the service."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ ROLES: Final[dict[str, tuple[Role, ...]]] = {
 }
 """The roles that may call each method, for `rt.net.grpc_channel.serve`."""
 HELLO_SECONDS: Final = 30.0
-"""How long a stream may wait with its hello. One message of each other stream goes first: seconds, if 40
-publishers flood the node.
+"""How long the node waits for the hello of a stream. One message of each other stream is handled before it.
+That takes seconds if 40 publishers flood the node.
 """
 
 
@@ -81,10 +81,10 @@ async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
 
 @contextlib.contextmanager
 def frames_cleared() -> Iterator[None]:
-    """Clear the frames of an error of the block.
+    """Clear the frames of an error that the block raises.
 
     Errors and tasks refer to each other, so they would keep the last message of each failed stream until the
-    garbage collector finds them: hundreds of megabytes, if a peer tries.
+    garbage collector finds them. If a peer does this on purpose, it is hundreds of megabytes.
     """
     try:
         yield

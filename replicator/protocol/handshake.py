@@ -1,7 +1,7 @@
-"""What both sides of a replication stream say beside the items of the log, as values. Pure.
+"""The messages of both sides of a replication stream other than the items of the log, as values. Pure.
 
-`proto/rt/v1/replication.proto` says what each field means on the wire. Here each value is checked when it is
-made, so that no invalid one exists. `replicator/protocol/codec.py` converts them.
+`proto/rt/v1/replication.proto` describes the meaning of each field on the wire. Here each value is checked
+when it is made, so that no invalid value exists. `replicator/protocol/codec.py` converts them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROTOCOL_VERSIONS: Final = VersionRange(1, 1)
 WHY_CHARACTERS_MAX: Final = 1000
 WAYPOINTS_MAX: Final = 4096
 STATUS_SECONDS: Final = 2.0
-"""How often a push says how it stands."""
+"""How often a push reports its status."""
 
 NOWHERE: Final = LogOffset(0, 0, 0)  # Before the first byte of a log.
 Wanted: TypeAlias = int | Literal["earliest", "latest"] | StartTime
@@ -36,9 +36,10 @@ _Item = TypeVar("_Item", bound=SegmentSealed | Run | LogTrimmed | CompleteUpTo)
 
 
 class PushHello(Struct, frozen=True):
-    """The first message of a push client: whose log it brings. `cluster` is empty before the first push.
+    """The first message of a push client: it names the session that is pushed. `cluster` is empty before the
+    first push.
 
-    `version`: once it was received, the version of the protocol that both sides use.
+    `version`: in a received message, the version of the protocol that both sides use.
     """
 
     stream: str
@@ -58,9 +59,9 @@ class PushHello(Struct, frozen=True):
 
 
 class SilenceLimit(Struct, frozen=True):
-    """The publisher promised, at the start of this run, to be silent for `milliseconds` at most.
+    """The publisher promised, at the start of this run, to be silent for at most `milliseconds`.
 
-    0: it was closed in order, and promises nothing more.
+    0: the publisher was closed in order, and promises nothing any more.
     """
 
     run: int
@@ -72,10 +73,10 @@ class SilenceLimit(Struct, frozen=True):
 
 
 class PushStart(Struct, frozen=True):
-    """The answer to a hello: who the node is, and from where it needs the log (None: from the oldest
-    segment). `takes_status`: it knows `PushStatus`. `silence_limit`: as committed of the session's last run;
-    None: the node knows of none. `members`: the number of voting members; `nodes` names them. `version`: that
-    of the protocol that both sides use.
+    """The answer to a hello: the identity of the node, and the offset from which it needs the log (None: from
+    the oldest segment). `takes_status`: the node knows `PushStatus`. `silence_limit`: the committed limit of
+    the session's last run; None if the node knows of none. `members`: the number of voting members; `nodes`
+    names them. `version`: the version of the protocol that both sides use.
     """
 
     cluster: bytes
@@ -101,8 +102,9 @@ class PushStart(Struct, frozen=True):
 
 
 class PushStatus(Struct, frozen=True):
-    """How a push stands, every `STATUS_SECONDS`: `waiting_bytes` are on the publisher's disk and not synced
-    by this node, and none of them was for `stalled_ms`. `silence_limit`: the publisher has one, or had one.
+    """The status of a push, sent every `STATUS_SECONDS`. `waiting_bytes` are on the publisher's disk and not
+    synced by this node. For `stalled_ms`, none of them was synced. `silence_limit`: the limit that the
+    publisher has or had.
     """
 
     waiting_bytes: int = 0
@@ -124,9 +126,10 @@ class OpenReply(Struct, frozen=True):
 
 
 class PushProgress(NamedTuple):
-    """How far a session is safe: `durable` on this node, `merged` in the cluster. Numbers are one past.
+    """How much of a session is safe: `durable` on this node, `merged` in the cluster. A number is one past
+    the last one.
 
-    Made for every chunk, so it is checked only if it comes from a peer: `check_progress`.
+    It is made for every chunk, so it is checked only if it comes from a peer: `check_progress`.
     """
 
     durable: LogOffset = NOWHERE
@@ -160,9 +163,10 @@ class HoldRejected(Struct, frozen=True):
 
 
 class PullRange(Struct, frozen=True):
-    """Only positions up to `end` are asked for; with `outline_bytes`, only how bytes lie along them.
+    """Only positions up to `end` are requested. With `outline_bytes`, only an outline is requested: how the
+    bytes are distributed over the positions.
 
-    `end` is `rt.log.read.log_source.NO_END` for all that come.
+    `end` is `rt.log.read.log_source.NO_END` to request all positions, also future ones.
     """
 
     end: int
@@ -176,12 +180,12 @@ class PullRange(Struct, frozen=True):
 class PullMerged(Struct, frozen=True):
     """A request for the merged log.
 
-    A receiver that has some of it says where its whole blocks end (`offset`, position `end`), of which
-    cluster they are, and the header checksum of the last one (`chain`; 0 if there is none in that segment). A
-    receiver that has nothing (`offset` None) names the position to start at. If it names a time, the node
-    answers with the position that it found, also if the receiver has something. `topics`: names and patterns;
-    empty for all. `acknowledged`: what a named subscriber does not need any more. With `range` the receiver
-    keeps nothing, and only the position and the topics count.
+    A receiver that has a part of the log sends the end of its whole blocks (`offset`, position `end`), their
+    cluster, and the header checksum of the last block (`chain`; 0 if there is none in that segment). A
+    receiver that has nothing (`offset` None) sends the position to start at. If it sends a time, the node
+    answers with the position that it found, even if the receiver has a part of the log. `topics`: names and
+    patterns; empty for all topics. `acknowledged`: the data that a named subscriber does not need any more.
+    With `range` the receiver keeps nothing, and only the position and the topics count.
     """
 
     cluster: bytes = b""
@@ -241,9 +245,9 @@ class PullHello(Struct, frozen=True):
 
 
 class TimeFound(Struct, frozen=True):
-    """No message before `position` has the timestamp that was asked for, or a later one.
+    """No message before `position` has the requested timestamp or a later one.
 
-    The message at the position has, if `is_message`.
+    If `is_message`, the message at `position` has it or a later one.
     """
 
     position: int
@@ -254,11 +258,11 @@ class TimeFound(Struct, frozen=True):
 
 
 class PullStart(Struct, frozen=True):
-    """The answer to a hello: bytes follow from `offset` on, which is position (or number) `first`.
+    """The answer to a hello: bytes follow from `offset` on. The position (or number) at `offset` is `first`.
 
-    `cluster` is the cluster's id, or a session's incarnation; `session` and `dedup_id` are a session's. `end`
-    is one past the last position in the node's merged log. `found`: where the time begins that was asked for.
-    `nodes`: the voting members of the cluster. `version`: as in `PushStart`.
+    `cluster` is the id of the cluster, or the incarnation of a session. `session` and `dedup_id` belong to a
+    session. `end` is one past the last position in the node's merged log. `found`: where the requested time
+    begins. `nodes`: the voting members of the cluster. `version`: as in `PushStart`.
     """
 
     cluster: bytes
@@ -287,7 +291,9 @@ class PullStart(Struct, frozen=True):
 
 
 class LogOutline(Struct, frozen=True):
-    """A part of how bytes lie along positions. `rt.log.read.outline` makes the waypoints."""
+    """A part of an outline: how bytes are distributed over positions. `rt.log.read.outline` makes the
+    waypoints.
+    """
 
     waypoints: tuple[Waypoint, ...]
 
@@ -313,7 +319,9 @@ class PullProgress(Struct, frozen=True):
 
 
 def check_found(wanted: Wanted, start: PullStart) -> None:
-    """`rt.ProtocolViolation` if a time was asked for, and the node did not answer where its log has it."""
+    """Check the answer to a requested time. `rt.ProtocolViolation` if the node found no position for it, or a
+    position beyond the end of its log.
+    """
     if not isinstance(wanted, StartTime):
         return
     if start.found is None:
@@ -330,7 +338,7 @@ def check_found(wanted: Wanted, start: PullStart) -> None:
 
 
 def check_progress(progress: PushProgress) -> PushProgress:
-    """Return `progress`. `ValueError` if no node can say it."""
+    """Return `progress`. `ValueError` if no node can send these values."""
     check_log_offset(progress.durable)
     check_log_offset(progress.merged)
     _check_bound("merged run", progress.merged_run, 2**32)

@@ -1,16 +1,16 @@
-"""Which endpoints a client uses: those it is configured with, and those of the members that nodes name. Pure.
+"""The endpoints that a client uses: its configured ones, and those of the members that nodes name. Pure.
 
 A node names the members of its cluster when it accepts a stream. So a client that reaches one node learns of
-all, and goes on when every node that it was configured with has been replaced.
+all members, and goes on when every node that it was configured with has been replaced.
 
 Invariants:
 - The configured endpoints, the *seeds*, are always used. A learned endpoint is used in addition, if no seed
   leads to its node.
-- A node is identified by its name: a seed may lead to it by another address than the cluster knows, as
-  through a proxy.
-- The newest list counts: of the latest epoch, and in it of the highest version. A list of another cluster is
-  ignored.
-- Before the first change of the list nodes name no members, and only the seeds are used.
+- A node is identified by its name. A seed may lead to it by an address that the cluster does not know, for
+  example through a proxy.
+- Only the newest list counts: the list with the highest version in the latest epoch. A list of another
+  cluster is ignored.
+- Before the first change of the list, nodes name no members, and only the seeds are used.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rt.names import check_name
 
 MEMBERS_MAX: Final = 7
 SEED_FAILURES_MAX: Final = 3
-"""After this number of failures in a row a seed no longer stands for its node, and the learned endpoint of
-the node is tried.
+"""After this number of failures in a row, a seed does not count as an endpoint of its node any more, and the
+learned endpoint of the node is tried.
 """
 _VERSION_END: Final = 2**63
 
@@ -67,7 +67,7 @@ class KnownNodes(Struct, frozen=True):
         return frozenset(node.name for node in self.nodes)
 
     def has_member(self, node: str) -> bool:
-        """Whether `node` is one of them. Any node is before the first change."""
+        """Whether `node` is a member. Before the first change of the list, any node counts as a member."""
         return not self.version or node in self.names
 
 
@@ -92,9 +92,10 @@ class EndpointState(Struct, frozen=True):
 def choose_endpoints(
     seeds: Mapping[str, EndpointState], known: KnownNodes, wrong: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The endpoints to use: the seeds, then the learned ones. Those in `wrong` led to another node.
+    """The endpoints to use: the seeds, then the learned endpoints. Learned endpoints in `wrong` led to
+    another node, and are left out.
 
-    Until each seed has answered or failed once, only seeds are used: any of them may lead to any node.
+    Until each seed has answered or failed once, only seeds are used: any seed may lead to any node.
     """
     if not all(seed.was_tried for seed in seeds.values()):
         return tuple(seeds)
@@ -119,18 +120,22 @@ class ClientEndpoints:
         return choose_endpoints(self._seeds, self.known, self._wrong)
 
     def node_of(self, endpoint: str) -> str | None:
-        """The node to which the endpoint leads, as far as is known: of a learned one the node of the list."""
+        """The node to which the endpoint leads, as far as it is known. For a learned endpoint, it is the node
+        in the list.
+        """
         if endpoint in self._seeds:
             return self._seeds[endpoint].node
         return next((node.name for node in self.known.nodes if node.endpoint == endpoint), None)
 
     def stands_for(self, endpoint: str) -> str | None:
-        """As `node_of`; None for a seed that goes on failing."""
+        """As `node_of`, but None for a seed that keeps failing."""
         return self._seeds[endpoint].served_node if endpoint in self._seeds else self.node_of(endpoint)
 
     def is_beside(self, endpoint: str, reached: Collection[str]) -> bool:
-        """Whether the endpoint does not matter: it leads to a node that is no member, or to one that other
-        endpoints have `reached`; or it never answered, and other endpoints have reached all members.
+        """Whether the endpoint can be ignored.
+
+        It can if it leads to a node that is no member, or to a node that other endpoints have `reached`. It
+        also can if it never answered, and other endpoints have reached all members.
         """
         node = self.node_of(endpoint)
         if not self.known.version:
@@ -140,7 +145,9 @@ class ClientEndpoints:
         return node not in self.known.names or node in reached
 
     def counted(self, targets: Iterable[str], reached: Mapping[str, str | None]) -> list[str]:
-        """The targets of members, or of what may be one. `reached`: by target, the node that it leads to."""
+        """The targets that lead to a member, or may lead to one. `reached`: by target, the node to which it
+        leads.
+        """
         return [
             target
             for target in targets
@@ -148,8 +155,8 @@ class ClientEndpoints:
         ]
 
     def record_answer(self, endpoint: str, node: str) -> bool:
-        """`node` answered. False if the endpoint is a learned one of another node: then it is not used again
-        before the list changes.
+        """Record that `node` answered. Return False if the endpoint is a learned endpoint of another node:
+        then it is not used again before the list changes.
         """
         if endpoint in self._seeds:
             self._seeds[endpoint] = EndpointState(node)
@@ -167,10 +174,11 @@ class ClientEndpoints:
         self._wrong.add(endpoint)
 
     def learn(self, cluster: bytes, epoch: int, nodes: KnownNodes) -> bool:
-        """A node of that cluster, in that epoch, named `nodes`. Whether they are the known ones from now on.
+        """Record that a node of `cluster`, in `epoch`, named `nodes`. Return whether they are the known nodes
+        from now on, and are different from before.
 
-        After a forced reset its line counts, even if its list never changed: the list of the other line may
-        name nodes that this one left.
+        After a forced reset the list of the new line counts, even if it never changed. The list of the other
+        line may name nodes that the new line left out.
         """
         if self._cluster not in {b"", cluster}:
             return False

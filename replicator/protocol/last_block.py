@@ -19,10 +19,10 @@ from rt.log.scan.scanner import MergedScanner, Scanner
 
 
 class LastBlock(NamedTuple):
-    """What precedes an offset of a segment.
+    """The data before an offset of a segment.
 
-    Whole blocks end at `boundary`, with position `next`. The last one has the header checksum `checksum`, 0
-    if there is none. `goes_beyond`: the next block is here, and ends after the offset.
+    The whole blocks end at `boundary`, with position `next`. `checksum` is the header checksum of the last
+    block; 0 if there is none. `goes_beyond`: the next block is here, and ends after the offset.
     """
 
     boundary: int
@@ -32,7 +32,9 @@ class LastBlock(NamedTuple):
 
 
 def last_block_before(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> LastBlock:
-    """Find it from the last index entry before `offset`. `OSError` as the disk raises it."""
+    """Find the last block before `offset`, starting at the last index entry before it. `OSError` as the disk
+    raises it.
+    """
     scanner = scanner_before(disk, path, header, file, offset - 1)
     walk_to(file, scanner, offset)
     assert isinstance(scanner, MergedScanner)
@@ -49,7 +51,7 @@ def block_checksum(block: BlockHeader, segment: SegmentHeader, end_offset: int) 
 
 
 def walk_to(file: File, scanner: Scanner, end: int) -> str | None:
-    """Walk over the frames that end at or before `end`. Returns the problem of a bad one before it."""
+    """Walk over the frames that end at or before `end`. Return the problem of a bad frame before `end`."""
 
     def pread(size: int, offset: int) -> bytes:
         return file.pread(min(size, end - offset) if offset < end else 0, offset)
@@ -58,6 +60,6 @@ def walk_to(file: File, scanner: Scanner, end: int) -> str | None:
 
 
 def reaches_beyond(file: File, scanner: Scanner, end: int) -> bool:
-    """Whether the frame in which the walk to `end` stopped ends after it: then none ends there."""
+    """Whether the walk to `end` stopped in a frame that ends after `end`. Then no frame ends at `end`."""
     beyond = copy(scanner)
     return any(beyond.boundary > end for _ in scans(file.pread, beyond, values=False))

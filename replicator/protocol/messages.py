@@ -16,8 +16,8 @@ from rt.log.format.segment_table import TrimReason
 
 CHUNK_BYTES_MAX: Final = 1 << 20
 PULLED_CHUNK_BYTES_MAX: Final = 4 << 20
-"""Of the merged log to a client. A busy node takes about as long for a message of any size: with 1 MiB a
-subscriber receives half as much.
+"""Limit of a chunk of the merged log that is sent to a client. A busy node takes about the same time for a
+message of any size. With 1 MiB a subscriber receives half the bytes.
 """
 WHOLE_RUNS_MAX: Final = 128
 
@@ -69,9 +69,9 @@ class Run(Struct, frozen=True):
 
 
 class WholeRun(Struct, frozen=True):
-    """A run that was over before any byte of it was sent: `data` is its one segment, all of it.
+    """A run that had ended before any byte of it was sent. `data` is its only segment, complete.
 
-    `end` is one past its last number. Nothing of its X is before it or follows.
+    `end` is one past its last number. Its X has no other bytes, before or after these.
     """
 
     run: Run
@@ -89,13 +89,15 @@ class WholeRun(Struct, frozen=True):
 
     @property
     def items(self) -> tuple[Run, Chunk, SegmentSealed]:
-        """The same, one item after the other."""
+        """The run as separate items, in log order."""
         chunk = Chunk(LogOffset(self.run.number, 0, 0), self.data)
         return self.run, chunk, SegmentSealed(self.end_offset, self.end, True, self.sealed_ns)
 
 
 class WholeRuns(Struct, frozen=True):
-    """Runs of a publisher that follow each other: `WHOLE_RUNS_MAX` at most, and as many bytes as a chunk."""
+    """Runs of a publisher that follow each other: at most `WHOLE_RUNS_MAX`, with at most the bytes of one
+    chunk.
+    """
 
     runs: tuple[WholeRun, ...]
 
@@ -109,7 +111,7 @@ class LogTrimmed(Struct, frozen=True):
 
 
 class CompleteUpTo(Struct, frozen=True):
-    """Filtered: the filter passes nothing more below `position`."""
+    """In a filtered log: the filter passes no more messages below `position`."""
 
     position: int
 

@@ -12,9 +12,10 @@ _Result = TypeVar("_Result")
 
 
 async def run_to_end(pool: Executor, act: Callable[[], _Result]) -> _Result:
-    """Return what `act` returns, or raise what it raises.
+    """Return the result of `act`, or raise its error.
 
-    If cancelled, it waits for `act` first: what `act` uses is never closed or used meanwhile.
+    If cancelled, it first waits for the end of `act`. So the resources that `act` uses are never closed or
+    used meanwhile.
     """
     return await to_end(asyncio.get_running_loop().run_in_executor(pool, act))
 

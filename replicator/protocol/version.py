@@ -1,6 +1,6 @@
 """The version of a protocol that two programs use: the highest one that both know. Pure.
 
-Each side of a handshake says from which version to which it knows the protocol. A program that says nothing
+Each side of a handshake sends the oldest and the latest version that it knows. A program that sends none
 knows version 1 only.
 """
 
@@ -23,7 +23,7 @@ class VersionRange(NamedTuple):
 
 
 def range_of(oldest: int, latest: int) -> VersionRange:
-    """What a peer's handshake says; 0 where it says nothing."""
+    """The versions in a peer's handshake. An argument is 0 if the peer did not send it."""
     return VersionRange(oldest or 1, max(latest, oldest, 1))
 
 

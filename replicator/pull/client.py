@@ -1,13 +1,13 @@
 """Pulls a merged log from the nodes of a cluster into a directory, for as long as the process runs.
 
 Invariants:
-- The copy goes on exactly where it ends, with any node: all have the same bytes.
-- A node that fails, is silent, or has less than the copy is left for the next one. Once the members have
-  changed, the nodes that they name are next ones too.
-- A node whose log differs from the copy ends the pull (`rt.Diverged`), because one of the two is wrong. So
-  does a local disk that failed.
-- What is written is synced in rounds of `SYNC_SECONDS`. What the subscriber acknowledges is sent within
-  `ACKNOWLEDGED_SECONDS`, also when no bytes come.
+- The copy continues exactly where it ends, from any node: all nodes have the same bytes.
+- If a node fails, is silent, or has less than the copy, the client leaves it for the next node. Once the
+  members have changed, the nodes in their list are used too.
+- If the log of a node differs from the copy, the pull ends with `rt.Diverged`, because one of the two is
+  wrong. The pull also ends if the local disk failed.
+- Written data are synced in rounds of `SYNC_SECONDS`. The acknowledgement of the subscriber is sent within
+  `ACKNOWLEDGED_SECONDS`, even if no bytes arrive.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def _is_of_node(error: RtError) -> bool:
 class PullClient:
     """Keeps `copy` up to date with the cluster whose nodes are `endpoints` ("host:port" each).
 
-    Without `tls` (with `insecure`) the endpoints must be on loopback. Make and use it in one event loop.
-    `raises_damage`: `run` raises `rt.Corrupt` when the copy turns out to be damaged; otherwise it tries
-    again. If no node is reached in `connect_timeout_s`, it logs why each failed, and goes on.
+    Without `tls` (with `insecure`) the endpoints must be on loopback. Create and use it in one event loop.
+    `raises_damage`: `run` raises `rt.Corrupt` when the copy is found to be corrupt; otherwise it tries again.
+    If no node is reached in `connect_timeout_s`, it logs why each node failed, and goes on.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PullClient:
         self._connect_timeout_s = connect_timeout_s
         self._draw = draw
         self._pool: Executor = ThreadPoolExecutor(2, thread_name_prefix="rt-pull")
-        """One thread for the copy, which is used by one at a time, and one that syncs meanwhile."""
+        """One thread uses the copy, which allows one user at a time. The other thread syncs meanwhile."""
         self._heard_at = 0.0
         self._unsynced = asyncio.Event()
         self._send_lock = asyncio.Lock()  # Held while a message is written: gRPC accepts one at a time.
@@ -146,9 +146,9 @@ class PullClient:
         self._corrupt: tuple[int, int | None] | None = None
         """The range that was last reported as corrupt on every node."""
         self.left: dict[str, RtError] = {}
-        """Why each node was left, by its endpoint, since an item last came from any of them."""
+        """By endpoint, why its node was left since the last item came from any node."""
         self._limits: dict[tuple[str, type[RtError]], LogLimit] = {}
-        """For the log, by endpoint and error, since then."""
+        """Limits of the log records about left nodes since that item, by endpoint and error."""
 
     async def run(self) -> None:
         """Follow the log until cancelled. Raises only what no node can repair."""
@@ -193,7 +193,9 @@ class PullClient:
             await asyncio.sleep(self._draw(pause / 2, pause))
 
     def _log_left(self, target: str, error: RtError) -> None:
-        """Log it at once, and once a minute while it happens again. A full disk here is no node's fault."""
+        """Log the error at once, and then once a minute while it happens again. A full local disk is not
+        logged as a fault of a node.
+        """
         is_full = isinstance(error, DiskFull) and not _is_of_node(error)
         limit = self._limits.setdefault(("" if is_full else target, type(error)), LogLimit(LOG_AGAIN_SECONDS))
         if (left_out := limit.admit(asyncio.get_running_loop().time())) is None:
@@ -210,7 +212,7 @@ class PullClient:
         return all(target in self.left for target in self._nodes.counted)
 
     def _report_corrupt(self) -> None:
-        """Report it, once for each range, when every node was left because its bytes are corrupt."""
+        """Report a corrupt range, once, when every node was left because its bytes are corrupt."""
         errors = [self.left.get(target) for target in self._nodes.counted]
         if any(not isinstance(one, FormatError) or isinstance(one, UnknownVersion) for one in errors):
             return
@@ -231,7 +233,9 @@ class PullClient:
         return await probe_endpoint(target, self._tls) or error
 
     async def _notice_unreached(self) -> None:
-        """Say why no node is reached in time. One that was not asked yet, or is silent, counts as left."""
+        """Report the reasons if no node is reached in time. A node that was not asked yet, or is silent,
+        counts as left.
+        """
         if (seconds := self._connect_timeout_s) is None:
             return
         await asyncio.sleep(seconds)
@@ -248,14 +252,14 @@ class PullClient:
         return "; ".join(f"{target}: {error.reason}" for target, error in sorted(self.left.items()))
 
     def _report_unreached(self) -> None:
-        """Report why no node was reached yet. One that has no log yet was reached."""
+        """Report why no node was reached yet. A node that has no log yet counts as reached."""
         if self._was_reached or not self.has_left_all:
             return
         if not any(isinstance(error, NothingMergedYet) for error in self.left.values()):
             self.copy.on_unreached(self._reasons)
 
     def _is_of_copy(self, error: RtError) -> bool:
-        """Whether the error says that a file of the copy is damaged, rather than what a node sent."""
+        """Whether the error is about a corrupt file of the copy, and not about bytes that a node sent."""
         return isinstance(error, Corrupt) and os.path.dirname(error.path) == self.copy.path
 
     async def _follow(self) -> RtError:
@@ -310,7 +314,7 @@ class PullClient:
         return start
 
     async def _receive(self, call: Any) -> None:
-        """Store what comes. The next message is requested while one is stored."""
+        """Store the items that arrive. The next message is requested while one is stored."""
         reading = asyncio.ensure_future(call.read())
         try:
             while isinstance(data := await reading, bytes):
@@ -341,7 +345,7 @@ class PullClient:
         self._unsynced.set()
 
     async def _sync(self, call: Any) -> None:
-        """Sync what has come, in rounds, and report it."""
+        """Sync the stored items in rounds, and report the synced position."""
         while True:
             await self._unsynced.wait()
             await asyncio.sleep(SYNC_SECONDS)
@@ -354,7 +358,7 @@ class PullClient:
             await self._send(call, PullProgress(position, is_synced=True))
 
     async def _acknowledge(self, call: Any, told: Acknowledged | None) -> None:
-        """Send what the subscriber acknowledges, when it differs from `told`."""
+        """Send the subscriber's acknowledgement when it differs from `told`, the last one sent."""
         while True:
             await asyncio.sleep(ACKNOWLEDGED_SECONDS)
             said = await run_to_end(self._pool, self.copy.acknowledged)

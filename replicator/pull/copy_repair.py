@@ -1,11 +1,11 @@
-"""A pull that repairs its copy: damaged segments get good bytes from the nodes, as nodes repair one another.
+"""A pull that repairs its copy: corrupt segments get good bytes from the nodes, as nodes repair each other.
 
 Invariants:
-- Damaged bytes stay until verified bytes are here that begin with everything that is sound. Then only what
-  differs is overwritten (`rt.log.write.segment_repair`).
-- While a node may have good bytes the nodes are asked again. If none of them can repair a segment, the pull
-  ends with `rt.Corrupt`, which names the file, the range and the next step.
-- A reader's request (`rt.log.write.repair_requests`) is done when the segment verifies, or was trimmed.
+- Corrupt bytes stay until verified bytes are here that start with all valid bytes of the segment. Then only
+  the bytes that differ are overwritten (`rt.log.write.segment_repair`).
+- While a node may have good bytes, the nodes are asked again. If no node can repair a segment, the pull ends
+  with `rt.Corrupt`, which names the file, the range and the next step.
+- A reader's request (`rt.log.write.repair_requests`) is finished when the segment verifies, or was trimmed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from rt.net.grpc_errors import Unreachable
 logger = logging.getLogger("replicator")
 
 ASIDE_DIRECTORY: Final = "repair"
-"""In the copy's directory: good bytes are fetched to it, under `LOCK_FILE`."""
+"""A directory in the copy's directory. Good bytes are fetched to it while `LOCK_FILE` is locked."""
 LOCK_FILE: Final = "repair.lock"
 AGAIN_SECONDS_MIN: Final = 0.5
 AGAIN_SECONDS_MAX: Final = 30.0
-"""The pause between two tries to repair a segment doubles from the least to the most."""
+"""The pause between two attempts to repair a segment doubles from `AGAIN_SECONDS_MIN` up to this value."""
 REQUEST_SECONDS: Final = 0.5  # How often requests of readers are looked for.
 _LOOK_SECONDS: Final = 0.02
 
@@ -80,7 +80,7 @@ class CopyRepairer:
         self._pool.shutdown(wait=False)
 
     async def serve_requests(self) -> None:
-        """Repair what readers request, until cancelled. Raises what `repair` does."""
+        """Repair the segments that readers request, until cancelled. Raises the errors of `repair`."""
         # Another process may use it, or there is no copy yet.
         with contextlib.suppress(DirectoryLocked, LogNotFound), self._locked():
             await self._clear_aside()  # A pull that was killed may have left files.
@@ -92,10 +92,10 @@ class CopyRepairer:
             await asyncio.sleep(REQUEST_SECONDS)
 
     async def repair(self, segment: SegmentId, *, is_patient: bool = True) -> int:
-        """Repair a segment. Returns how many bytes were changed: 0 if it was sound, or trimmed.
+        """Repair a segment. Return the number of changed bytes: 0 if the segment was valid, or trimmed.
 
         `rt.Corrupt` if no node can repair it, `rt.Diverged` if the nodes have another log; storage errors.
-        Without `is_patient` also why a node could not be asked.
+        Without `is_patient`, also the error because of which a node could not be asked.
         """
         async with self._repair_lock:
             changed, pause, told = 0, self._again_seconds, ""
@@ -119,9 +119,10 @@ class CopyRepairer:
                 changed, pause = changed + more, self._again_seconds
 
     async def repair_all(self) -> dict[SegmentId, int]:
-        """Check every segment of the copy, and repair the damaged ones: bytes changed, by segment.
+        """Check every segment of the copy, and repair the corrupt ones. Return the number of changed bytes by
+        segment.
 
-        If one cannot be repaired it goes on, and raises the first such error at the end.
+        If a segment cannot be repaired, it goes on, and raises the first such error at the end.
         """
         changed: dict[SegmentId, int] = {}
         failed: RtError | None = None
@@ -137,7 +138,9 @@ class CopyRepairer:
         return changed
 
     async def _repair_once(self, segment: SegmentId) -> int | None:
-        """Overwrite what the nodes have good bytes of; None if nothing is damaged (any more)."""
+        """Overwrite the bytes for which the nodes have good ones, and return how many changed. None if
+        nothing is corrupt (any more).
+        """
         disk, path = self._disk, self._copy.path
         end, sound = await self._in_thread(partial(_look, disk, path, segment))
         if sound >= end:
@@ -178,8 +181,8 @@ class CopyRepairer:
     async def _fetch(
         self, segment: SegmentId, first: int, end: int
     ) -> tuple[LogOffset | None, dict[str, RtError]]:
-        """Pull the segment aside as far as any node has it. Returns where the next bytes begin, and why nodes
-        were left after that.
+        """Pull the segment into the directory for fetched bytes, as far as any node has it. Return where the
+        next bytes begin, and why nodes were left after that.
         """
         aside = self._copy.aside(self._aside, first)
         client, goal = self._make_client(aside), LogOffset(*segment, end)
@@ -201,7 +204,9 @@ class CopyRepairer:
     async def _judge(
         self, segment: SegmentId, sound: int, end: int, place: LogOffset | None, left: dict[str, RtError]
     ) -> RtError:
-        """Why nothing was repaired: `rt.Corrupt` if it never will be."""
+        """The error that explains why nothing was repaired: `rt.Corrupt` if the segment can never be
+        repaired.
+        """
         here = list[SegmentId]()
         with contextlib.suppress(LogNotFound):
             here = await self._in_thread(partial(list_segments, self._disk, self._aside))
@@ -227,7 +232,8 @@ class CopyRepairer:
             except Diverged:
                 if not self._copy.is_filtered:
                     raise
-        # Its declarations lie where each pull began, so another pull makes other bytes.
+        # Where each pull began decides where the declarations of the copy are, so another pull makes other
+        # bytes.
         raise self._unrepairable("a filtered copy cannot be repaired in part", segment, sound, end)
 
     def _unrepairable(self, what: str, segment: SegmentId, sound: int, end: int, more: str = "") -> Corrupt:
@@ -249,7 +255,7 @@ class CopyRepairer:
 
 
 class RepairingPull:
-    """Keeps `copy` up to date with a client that `make_client` makes, and repairs its damaged segments."""
+    """Keeps `copy` up to date with a client that `make_client` makes, and repairs its corrupt segments."""
 
     def __init__(self, copy: LocalCopy, make_client: MakeClient) -> None:
         self._copy, self._make_client = copy, make_client
@@ -274,7 +280,7 @@ class RepairingPull:
 
 
 def _look(disk: Disk, path: str, segment: SegmentId) -> tuple[int, int]:
-    """Up to where a segment must verify, and up to where it does."""
+    """The offset up to which a segment must verify, and the offset up to which it does."""
     with storage_errors(path, "looking for damage"):
         end = synced_end(disk, path, segment)
         return end, valid_end(disk, path, segment, end)

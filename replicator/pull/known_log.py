@@ -1,6 +1,7 @@
-"""The log that a reader of positions knows: its cluster, and the line of epochs. Pure.
+"""The log to which the positions of a reader belong: its cluster, and the line of epochs. Pure.
 
-Invariant: all positions of one reader are of one log. A forced reset may give them other messages.
+Invariant: all positions of one reader belong to one log. After a forced reset, the same positions may have
+other messages.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from rt.errors import ClusterMismatch, Diverged
 
 
 class KnownLog:
-    """`epoch`: in which positions were right that the reader has; 0 before the first answer."""
+    """`epoch`: the epoch in which the reader's positions were valid; 0 before the first answer."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch

@@ -2,8 +2,9 @@
 
 Invariants:
 - A directory holds one log only: of one cluster, whole or filtered by the same topics.
-- It never goes back to a node in an earlier epoch than it followed, also after a restart.
-- Nothing is reported as synced before it is.
+- The copy never follows a node in an earlier epoch than the latest one that it followed, even after a
+  restart.
+- Nothing is reported as synced before it is synced.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ _TOPICS_BYTES_MAX: Final = 2 * 2**20
 
 
 class LocalCopy:
-    """The local side of a pull. Nothing is written to disk before a node said whose log it is.
+    """The local side of a pull. Nothing is written to disk before a node has identified its log.
 
     `position` and `topics` are those of `PullMerged`; the position counts only while there is no copy yet. A
-    time is searched once, by the first node that is followed: then its position counts.
-    `line`: only nodes in epochs of that line are followed (`rt.cluster_epoch.line_of`); None: any. For one
-    thread at a time; `sync_to` may run in another one.
+    time is searched once, by the first node that is followed. After that, the position that it found counts.
+    `line`: only nodes in epochs of that line are followed (`rt.cluster_epoch.line_of`); None: nodes of any
+    line. For one thread at a time; `sync_to` may run in another one.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class LocalCopy:
         return bool(self._topics)
 
     def aside(self, path: str, position: int) -> LocalCopy:
-        """Another copy of the same log, in `path`, from the segment on that holds `position`."""
+        """Another copy of the same log, in `path`. It starts with the segment that holds `position`."""
         return LocalCopy(
             path,
             self._stream,
@@ -140,7 +141,7 @@ class LocalCopy:
         self._open(identity)
 
     def request(self) -> PullMerged:
-        """What to ask a node for: to go on where the copy ends."""
+        """The request to a node: to continue where the copy ends."""
         receiver = self._receiver
         wanted = PullMerged(
             position=self._position, topics=self._topics, name=self._name, acknowledged=self.acknowledged()
@@ -171,10 +172,10 @@ class LocalCopy:
         """No node was reached yet."""
 
     def start(self, start: PullStart) -> None:
-        """A node has answered: go on as it says.
+        """Continue according to the answer of a node.
 
-        `rt.ClusterMismatch` if it is of another cluster, or was forced apart, `rt.Unreachable` if it is in an
-        earlier epoch, `rt.ProtocolViolation`.
+        `rt.ClusterMismatch` if the node is of another cluster, or a forced reset separated it;
+        `rt.Unreachable` if it is in an earlier epoch; `rt.ProtocolViolation`.
         """
         check_line(self._line, start.epoch, start.node)
         check_found(self._position, start)
@@ -224,13 +225,16 @@ class LocalCopy:
                 raise ProtocolViolation("not an item of a merged log", got=type(item).__name__)
 
     def sync_point(self) -> SyncPoint | None:
-        """All that was appended, for `sync_to`; None if it is known to be durable. Never during `append`."""
+        """The point up to which data was appended, for `sync_to`; None if all is known to be durable. Never
+        call it during `append`.
+        """
         return None if self._receiver is None else self._receiver.sync_point()
 
     def sync_to(self, point: SyncPoint | None) -> int:
-        """Return when all up to `point` is on disk: up to which position everything is.
+        """Return when everything up to `point` is on disk. The result is the position up to which everything
+        is on disk.
 
-        It may run during `append`, not during `close`.
+        It may run during `append`, but not during `close`.
         """
         receiver = self._receiver
         if receiver is None:

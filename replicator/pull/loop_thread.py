@@ -55,16 +55,16 @@ class LoopThread:
             raise
 
     def finish(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """The same, also after `interrupt`: what releases something."""
+        """The same as `run`, but also after `interrupt`: for work that releases something."""
         return self._submit(work).result()
 
     def wait(self, seconds: float) -> None:
-        """`rt.Closed` after `interrupt`."""
+        """Wait for this time. `rt.Closed` after `interrupt`."""
         if self._interrupted.wait(seconds):
             self.require_open()
 
     def interrupt(self) -> None:
-        """From any thread: `run` and `wait` raise, also the one under way."""
+        """Make `run` and `wait` raise, including a call that is running. May be called from any thread."""
         self._interrupted.set()
         if (under_way := self._under_way) is not None:
             under_way.cancel()

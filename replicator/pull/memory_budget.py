@@ -1,16 +1,16 @@
-"""What all pulls of a node may hold in memory, shared fairly.
+"""The memory that all pulls of a node may hold, shared fairly.
 
 Invariants:
-- A pull takes bytes before it reads, and gives them back as they are sent. Together pulls never hold more
+- A pull takes bytes before it reads, and releases them as they are sent. All pulls together never hold more
   than the budget.
-- A pull takes its share at most: the budget by the number of pulls that hold or want bytes now.
-- Of the pulls that wait, the next one is of the identity that holds least.
-- While a pull waits, one that took its bytes more than `STALLED_S` ago is ended; those above their share are
-  ended first.
+- A pull takes at most its share: the budget divided by the number of pulls that hold or want bytes now.
+- When pulls wait, the next pull is one of the waiting identity that holds the fewest bytes.
+- While a pull waits, a pull that took its bytes more than `STALLED_S` ago is ended. Pulls above their share
+  are ended first.
 - An identity has a bounded number of pulls.
-- gRPC keeps a message that it could not send until the call is over, whatever the server does. So those bytes
-  stay counted, and so does the pull, until the call is over. They are a 16th of the share at most. Pulls that
-  never read take less than the whole budget with that: the share falls as they become more.
+- If gRPC could not send a message, it keeps the message until the call is over, whatever the server does. So
+  those bytes stay counted, and so does the pull, until the call is over. They are at most a 16th of the
+  share. So pulls that never read take less than the whole budget: the share falls as their number rises.
 
 For one event loop.
 """
@@ -31,10 +31,11 @@ PULLS_PER_IDENTITY_MAX: Final = 16
 READ_BYTES_MAX: Final = 4 * 2**20  # Read at once by a pull that is behind, if its share allows it.
 CHUNK_BYTES_MIN: Final = 8 * 1024
 STALLED_S: Final = 2.0
-"""A subscriber that takes its bytes in this time is not ended: at 4 MiB that is a link of 17 Mbit/s. A slower
-one is ended only while others wait, and goes on from where it is with a smaller share."""
+"""A subscriber that receives its bytes in this time is not ended: for 4 MiB, that needs a link of 17 Mbit/s.
+A slower subscriber is ended only while others wait. It then continues at its position with a smaller share.
+"""
 
-_COPIES: Final = 2  # Of a chunk while it is sent: the framed one, and the one in gRPC.
+_COPIES: Final = 2  # Copies of a chunk while it is sent: the framed one, and gRPC's.
 
 
 class BudgetGrant(NamedTuple):
@@ -49,7 +50,7 @@ class BudgetGrant(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The total: what is read, up to a chunk more, and the copies."""
+        """The total: the bytes that are read, up to one chunk more, and the copies."""
         return self.read_bytes + self.chunk_bytes + self.copies_bytes
 
 
@@ -65,7 +66,9 @@ def grant_of(share: int, wanted: int, chunk_bytes_max: int = CHUNK_BYTES_MAX) ->
 
 
 class PullBudget:
-    """The bytes and places of all pulls of one server. `now` is a clock in seconds that never goes back."""
+    """The bytes of all pulls of one server, and their places: the slots of each identity. `now` is a clock in
+    seconds that never goes back.
+    """
 
     def __init__(
         self,
@@ -82,16 +85,16 @@ class PullBudget:
         self.counts: Counter[str] = Counter()  # Pulls by the identity's URI.
         self._now = now
         self._active: dict[BudgetHold, None] = {}
-        """Those that hold or want bytes; those that took them first come first."""
+        """The pulls that hold or want bytes, in the order in which they took bytes."""
         self._held: Counter[str] = Counter()  # Bytes by the identity's URI.
         self._waiting: dict[str, deque[BudgetHold]] = {}  # By the identity's URI; none of them is empty.
 
     def enter(
         self, identity: str, places: int | None = None, *, chunk_bytes_max: int = CHUNK_BYTES_MAX
     ) -> BudgetHold:
-        """A pull begins. `rt.Overloaded` if the identity has all its `places` (None: the default number).
+        """Register a new pull. Its chunks have at most `chunk_bytes_max` bytes.
 
-        Its chunks have up to `chunk_bytes_max`.
+        `rt.Overloaded` if the identity already has all its `places` (None: the default number).
         """
         places = self.per_identity_max if places is None else places
         if self.counts[identity] >= places:
@@ -174,7 +177,7 @@ class PullBudget:
             self._next().turn.set()
 
     def _end_stalled(self) -> float:
-        """End the pull that is due. Returns how long until there may be another."""
+        """End the pull that is due. Return the seconds until another pull may be due."""
         now, share = self.now(), self.share_bytes
         holders = [
             hold for hold in self._active if hold.bytes > hold.sending_bytes and not hold.ended.is_set()
@@ -191,14 +194,16 @@ class PullBudget:
 
 
 class BudgetHold:
-    """What one pull holds of the budget. Made by `PullBudget.enter`; `leave` it in the end."""
+    """The part of the budget that one pull holds. Made by `PullBudget.enter`; call `leave` at the end."""
 
     def __init__(self, budget: PullBudget, identity: str, chunk_bytes_max: int) -> None:
         self.identity = identity
         self.chunk_bytes_max = chunk_bytes_max
         self.bytes = 0
         self.sending_bytes = 0
-        """Of them, those of the message that is being sent: they cannot be given back before."""
+        """The part of `bytes` for the message that is being sent. It cannot be released before the message
+        was sent.
+        """
         self.taken_s = 0.0
         self.turn = asyncio.Event()  # Set when there may be room for it.
         self._budget = budget
@@ -206,12 +211,12 @@ class BudgetHold:
         self._is_over = False
 
     async def acquire(self, wanted: int) -> BudgetGrant:
-        """A grant to read `wanted` bytes or less. Holds nothing yet."""
+        """A grant to read at most `wanted` bytes. The pull must not hold any bytes yet."""
         assert not self.bytes
         return await self._budget.acquire(self, wanted)
 
     def keep(self, size: int) -> None:
-        """Of what was taken only this much is needed."""
+        """Keep only `size` of the bytes that were taken; release the others."""
         if size < self.bytes:
             self._budget.release(self, self.bytes - size)
 
@@ -220,12 +225,12 @@ class BudgetHold:
         self.sending_bytes = min(_COPIES * size, self.bytes)
 
     def end_sending(self, size: int) -> None:
-        """It was sent: its bytes are given back."""
+        """Release the bytes of the message, which was sent."""
         self.sending_bytes = 0
         self._budget.release(self, min(size, self.bytes))
 
     async def wait_ended(self) -> None:
-        """Return never; `rt.Overloaded` when others need what the pull holds."""
+        """Never return. `rt.Overloaded` when others need the bytes that the pull holds."""
         await self.ended.wait()
         raise Overloaded(
             "the pull reads more slowly than others, and memory is needed for them",
@@ -234,12 +239,12 @@ class BudgetHold:
         )
 
     def stop(self) -> None:
-        """The pull has ended. What gRPC still keeps of it stays counted until `leave`."""
+        """Call it when the pull has ended. Bytes that gRPC still keeps stay counted until `leave`."""
         if not self._is_over:
             self.keep(self.sending_bytes)
 
     def leave(self, _call: object = None) -> None:
-        """The call is over, in whatever way; all is given back. Twice is allowed."""
+        """Release everything when the call is over, for any reason. It may be called twice."""
         if not self._is_over:
             self._is_over = True
             self._budget.leave(self)

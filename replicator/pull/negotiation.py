@@ -1,10 +1,10 @@
-"""Where a pull begins: compares what the receiver says it has with this node's log.
+"""Finds where a pull begins: compares the data that the receiver reports with this node's log.
 
 Invariants:
-- A receiver goes on only where its bytes are shown to be the same as here, by the position and the header
+- A receiver continues only where its bytes are proved to be the same as here, by the position and the header
   checksum of its last block, or by the session's running checksum.
-- If this node has less, it says so and judges nothing. If it has trimmed what comes next, the pull begins at
-  its log start.
+- If this node has less, it reports that and judges nothing. If it has trimmed the data that comes next, the
+  pull begins at its log start.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class MidLogStart(NamedTuple):
 
 
 class RangePlan(NamedTuple):
-    """Where the blocks of a range lie, and what a reader must know of their segment first.
+    """The offsets of the blocks of a range, and the items that a reader needs before them.
 
-    `first_items` are its header and the declarations before them. They end at `end_offset`; None if that is
-    not here yet. A filter reads on from `middle`.
+    `first_items` are the header of the segment and the declarations before the blocks. The blocks end at
+    `end_offset`; None if that offset is not here yet. A filter reads on from `middle`.
     """
 
     offset: LogOffset
@@ -90,9 +90,10 @@ def plan_merged(disk: Disk, path: str, wanted: PullMerged) -> PullPlan:
 
 
 def check_next_block(disk: Disk, path: str, place: LogOffset) -> None:
-    """Verify the block at `place`, values included, if it is known to be synced; `rt.Corrupt`.
+    """Verify the block at `place`, values included, if it is known to be synced. `rt.Corrupt` if it does not
+    verify.
 
-    A receiver that was sent corrupt bytes comes back to where they begin.
+    A receiver that was sent corrupt bytes asks again for bytes from where they begin.
     """
     with storage_errors(path, "reading a log to begin a pull"):
         if place.offset >= synced_end(disk, path, place.segment):
@@ -132,9 +133,10 @@ def plan_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[PullPlan, 
 
 
 def plan_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
-    """Where the blocks from position `start` (or the log start, if later) up to `end` lie.
+    """Find the blocks from position `start` (or the log start, if later) up to `end`.
 
-    `Unreachable` if this node has less; if there is no end: less than `start`.
+    `Unreachable` if this node's log does not reach `end`. If the range has no end: if the log does not reach
+    `start`.
     """
     needed = start if end == NO_END else end
     with storage_errors(path, "reading a log to begin a pull"):
@@ -175,8 +177,8 @@ def plan_session(disk: Disk, path: str, wanted: PullSession) -> PullPlan:
 def find_time(disk: Disk, path: str, wanted: PullMerged, timestamp_ns: int) -> TimeFound:
     """Where the first message with that timestamp or a later one is; the log end if there is none.
 
-    If the search meets damage before it, a copy begins there: its reader will be told, unless another node
-    has the bytes. For a range that is `rt.Corrupt`.
+    If the search finds corrupt data before that message, a copy begins at the corrupt data. Its reader gets a
+    report, unless another node has the bytes. For a range, `rt.Corrupt`.
     """
     with storage_errors(path, "looking for a time to begin a pull"):
         _catalog(disk, path)
@@ -248,7 +250,7 @@ def _kept_at(catalog: SegmentCatalog, place: LogOffset) -> ReadableSegment | Non
 
 
 def _at_log_start(catalog: SegmentCatalog, wanted: PullMerged) -> PullPlan:
-    """The segment that the receiver is in is not here: trimmed, or not merged yet."""
+    """Plan a pull when the receiver's current segment is not here: it was trimmed, or is not merged yet."""
     assert wanted.offset is not None
     later = next((kept for kept in catalog.kept if kept.id > wanted.offset.segment), None)
     if later is None:
@@ -259,10 +261,11 @@ def _at_log_start(catalog: SegmentCatalog, wanted: PullMerged) -> PullPlan:
 
 
 def _check_not_beyond(catalog: SegmentCatalog, wanted: PullMerged) -> None:
-    """After a reset the log goes on as `log.X` of a later X: a receiver must not have more of the earlier X.
+    """After a reset the log continues as `log.X` of a later X. Check that the receiver does not have more of
+    the earlier X.
 
-    It has if it followed a node that a forced reset left out. The topics of a filtered copy would not show
-    it.
+    It has more if it followed a node that a forced reset left out. The topics of a filtered copy would not
+    show that.
     """
     assert wanted.offset is not None
     run = wanted.offset.run
@@ -275,9 +278,9 @@ def _check_not_beyond(catalog: SegmentCatalog, wanted: PullMerged) -> None:
 def _check_last_block(
     disk: Disk, path: str, kept: ReadableSegment, place: LogOffset, wanted: PullMerged
 ) -> None:
-    """The block that ends at `place` is here, and is the receiver's.
+    """Check that the block that ends at `place` is here, and is the same as the receiver's.
 
-    A receiver that has trimmed its last block cannot show it (0): then its position decides.
+    A receiver that has trimmed its last block cannot prove it (checksum 0). Then its position decides.
     """
     with _opened(disk, path, kept) as found:
         if found is None:
@@ -293,10 +296,11 @@ def _check_last_block(
 def _check_whole(
     path: str, kept: ReadableSegment, wanted: PullMerged | PullSession, offset: int, position: int
 ) -> None:
-    """This node's bytes end, or stop to verify, at `offset` and `position`, before the receiver's end.
+    """Handle that this node's bytes end, or do not verify any more, at `offset` and `position`, before the
+    receiver's end.
 
-    `Unreachable` if more may come. `rt.Corrupt` if the segment table knows more: then the file is damaged
-    here, and says nothing about the receiver's copy.
+    `Unreachable` if more bytes may come. `rt.Corrupt` if the segment table has a later end. Then the file is
+    corrupt here, and proves nothing about the receiver's copy.
     """
     if kept.end is None:
         raise _has_less(wanted)

@@ -41,7 +41,7 @@ def pull_channel(endpoint: str, tls: TLS | None, *, insecure: bool = False) -> C
 
 
 class NodeCall:
-    """Made by `open`. End it in the end."""
+    """A call that a node has answered. Made by `open`; call `end` at the end."""
 
     def __init__(self, target: str, call: Any, start: PullStart) -> None:
         self.target = target
@@ -55,7 +55,8 @@ class NodeCall:
         try:
             with asking(channel.target):
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await call.write(encode_pull_request(hello))  # The read raises what is wrong.
+                    # If the write fails, the read raises the error.
+                    await call.write(encode_pull_request(hello))
                 start = await _read(call.read(), channel.target, silence_seconds)
             if not isinstance(start, PullStart):
                 raise ProtocolViolation("a stream must begin with a start", where=channel.target)
@@ -65,7 +66,7 @@ class NodeCall:
         return cls(channel.target, call, start)
 
     async def next_item(self) -> Item | PullStart | LogOutline | None:
-        """None after the last one."""
+        """The next item; None after the last one."""
         while True:
             with asking(self.target):
                 item = await _read(self._next, self.target)

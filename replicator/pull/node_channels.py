@@ -2,7 +2,8 @@
 
 Invariants:
 - Members are asked before nodes that have left the cluster.
-- A node that is no member is followed only if no member can be: its log may not grow any more.
+- A node that is no member is followed only if no member can be followed, because its log may not grow any
+  more.
 
 For one thread, except `close_unused` and `close`, which are called in the loop of the channels.
 """
@@ -31,7 +32,7 @@ class NodeChannels:
         self._channels = {seed: connect(seed) for seed in seeds}
         self.target = seeds[at]
         """The endpoint that is asked now."""
-        self._told_version = 0  # Of the members that the node named last that was asked.
+        self._told_version = 0  # Version of the member list that the last asked node named.
         self._renewed = ("", -1)
 
     @property
@@ -45,7 +46,7 @@ class NodeChannels:
 
     @property
     def counted(self) -> list[str]:
-        """The endpoints of members, and those that may be."""
+        """The endpoints that lead to a member, or may lead to one."""
         targets = self.targets
         return self._endpoints.counted(targets, {one: self._endpoints.stands_for(one) for one in targets})
 
@@ -55,7 +56,7 @@ class NodeChannels:
         return len(self.known.nodes) or len(self._channels)
 
     def channel(self) -> Channel:
-        """To the endpoint that is asked now. Raises if it cannot be used."""
+        """The channel to the endpoint that is asked now. `Unreachable` if it cannot be used."""
         if self.target not in self._channels:
             try:
                 self._channels[self.target] = self._connect(self.target)
@@ -71,9 +72,10 @@ class NodeChannels:
         self.target = targets[at % len(targets)]
 
     def record_answer(self, start: PullStart, failed: Collection[str]) -> None:
-        """The node that is asked has answered, and is of the right cluster and epoch.
+        """Record that the node that is asked has answered, and is of the right cluster and epoch.
 
-        `Unreachable` if it is no member, or another one than expected, and an endpoint did not fail yet.
+        `Unreachable` if it is another node than expected. Also if it is no member, and another endpoint did
+        not fail yet.
         """
         self._told_version = start.nodes.version
         expected = self._endpoints.node_of(self.target)

@@ -52,14 +52,14 @@ class RangeStream:
         self._reason = "trimmed"
         self._header: SegmentHeader | None = None
         self._first = 0
-        """The first position that can come of the segment."""
+        """The first position of the segment that the node can send."""
         self._sessions: dict[int, Declaration] = {}
-        """Declared before the first block, as long as no block has come."""
+        """The sessions that are declared before the first block. Filled until the first block comes."""
         self._scanner: MergedScanner | None = None
         self._next_offset = start.offset  # Where the next bytes must begin, once the first block has come.
         self._partial = bytearray()
         self._needed = 0
-        self._pass_bytes = 0  # The next bytes that are skipped.
+        self._pass_bytes = 0  # The number of next bytes to skip.
 
     @property
     def is_done(self) -> bool:
@@ -75,7 +75,7 @@ class RangeStream:
             case SegmentSealed(_, end, _, _) | CompleteUpTo(end) if self._kind is LogKind.FILTERED:
                 if self._header is None or self._partial or self._pass_bytes:
                     raise ProtocolViolation("an end that comes too early", got=end)
-                yield from self._skip_to(self._first)  # Perhaps nothing of the segment passes.
+                yield from self._skip_to(self._first)  # Perhaps no message of the segment passes the filter.
                 self.position = max(self.position, min(end, self._end))
             case _:
                 pass
@@ -125,8 +125,8 @@ class RangeStream:
             raise _damaged(str(error), chunk.start) from error
 
     def _start_blocks(self, header: SegmentHeader, place: LogOffset) -> Iterator[Found]:
-        """The first block of a segment comes: of the first segment at the start's offset, of others at its
-        own.
+        """Handle the first block of a segment. If it is at the offset of the start, its first position is the
+        start's; otherwise it is the position in the segment's header.
         """
         first = header.first
         if place.segment == self._start.offset.segment and place.offset == self._start.offset.offset:

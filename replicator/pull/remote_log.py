@@ -1,17 +1,17 @@
 """A merged log read directly from the nodes of its cluster, for readers that keep nothing.
 
 Invariants:
-- All nodes have the same bytes: a range that one node began is finished by another, exactly where the first
-  stopped.
-- A node that fails, is silent, has less, or sends bytes that do not verify is left for the next one. If all
-  of them fail for `patience_seconds`, that is an error. If none has ever answered, `connect_seconds` count.
-- A node that fails again and again is logged once, until it answers.
-- Once the members have changed, the nodes that they name are asked too.
+- All nodes have the same bytes: if a node stops within a range, another node continues exactly there.
+- A node that fails, is silent, has less, or sends bytes that do not verify is left for the next node. If all
+  nodes fail for `patience_seconds`, that is an error. If no node has ever answered, the limit is
+  `connect_seconds`.
+- A node that fails repeatedly is logged once, until it answers.
+- Once the members have changed, the nodes in their list are asked too.
 - All answers are of one cluster and one line of epochs. A forced reset in between is an error.
-- The end of the log is asked of a majority at first. The log is empty if every node says so.
-- What is returned was verified here.
+- At first, a majority is asked for the end of the log. The log is empty if every node reports that.
+- Returned data were verified here.
 
-Connections live in an event loop in its own thread: callers are plain functions, in any thread or loop.
+Connections run in an event loop in its own thread, so callers are plain functions, in any thread or loop.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ BOUNDS_SECONDS: Final = 0.1
 """How long an answer about the log's end is valid: a streaming query asks many times a second."""
 
 _TURN_SECONDS_MIN: Final = 0.1
-_PROBE_SHARE: Final = 0.2  # Of the time to connect: to find out why no node answers.
-_EMPTY_SECONDS: Final = 1.0  # The same for a log without messages.
+_PROBE_SHARE: Final = 0.2  # Share of the time to connect, to find out why no node answers.
+_EMPTY_SECONDS: Final = 1.0  # As `BOUNDS_SECONDS`, for a log without messages.
 _PAUSE_SECONDS_MAX: Final = 1.0
 _REFUSALS = (CertificateError, ClusterMismatch, InvalidName)
-"""Waiting does not change these: an error once every node returned one."""
+"""Waiting does not change these errors. They are raised when every node has returned one of them."""
 
 
 class RemoteLog:
@@ -108,23 +108,23 @@ class RemoteLog:
         self._loop = LoopThread("rt-nodes-log")
         at = random.randrange(len(endpoints))
         self._nodes = NodeChannels(endpoints, partial(pull_channel, tls=self._tls), at)
-        """The one that is asked: readers spread over them, and stay with one that answers."""
-        self._has_answered = False  # Any node, ever.
+        """Only one node is asked. Readers spread over the nodes, and stay with a node that answers."""
+        self._has_answered = False  # Whether any node has ever answered.
         self._failures: dict[str, RtError] = {}
-        """By node, its last error since it has answered. The first one was logged."""
+        """By node, its last error since its last answer. The first error was logged."""
         self._end = 0
         self._bounds: tuple[float, int, int] | None = None
-        """Until when they are valid; where the log begins, and ends."""
+        """The time until which the bounds are valid, the start of the log, and its end."""
         self._held: Acknowledged | None = None
-        self._told_node: str | None = None  # The endpoint of the node that was told so.
-        self.received_bytes = 0  # Of the log, also those that were skipped.
+        self._told_node: str | None = None  # The endpoint of the node that received `_held`.
+        self.received_bytes = 0  # Bytes of the log, including skipped ones.
 
     @property
     def epoch(self) -> int:
         return self._known_log.epoch
 
     def bounds(self) -> tuple[int, int]:
-        """Nodes may differ in how much they have: the most counts."""
+        """The logs of nodes may differ in length: the longest one counts."""
         if self._bounds is None or time.monotonic() > self._bounds[0]:
             try:
                 start = self._newest()
@@ -176,7 +176,8 @@ class RemoteLog:
         """`rt.CertificateError` unless the certificate has that name.
 
         Returns once the cluster has a hold of that name. Without a majority it returns after seconds, and the
-        node proposes the hold when there is one. If the node is left, the next one is told as well.
+        node proposes the hold when there is a majority. If the node is left, the next node receives the
+        position as well.
         """
         self._held, self._told_node = Acknowledged(name, position), None
         with contextlib.suppress(NothingMergedYet):  # The node has received it all the same.
@@ -193,10 +194,11 @@ class RemoteLog:
     # Calls
 
     def _newest(self) -> PullStart:
-        """The answer of a node that has everything known so far; the first time, the best of a majority.
+        """The answer of a node whose log reaches the end that is known so far. The first time, it is the
+        answer with the latest end from a majority.
 
-        A wiped node has little of the log until it has copied it. If fewer than a majority answer, the best
-        answer counts, and that is logged.
+        A wiped node has little of the log until it has copied it. If fewer than a majority answer, the answer
+        with the latest end counts, and that is logged.
         """
         answers: list[tuple[PullStart, str]] = []
         while True:
@@ -216,9 +218,9 @@ class RemoteLog:
     def _ask(
         self, position: Wanted, wanted: PullRange, *, least_end: int = 0
     ) -> tuple[PullStart, list[Waypoint]]:
-        """The answer of a node that sends no bytes: its start, and an outline if that was requested.
+        """The answer of a node to a request for no bytes: its start, and an outline if that was requested.
 
-        Its log must reach `least_end`.
+        The node's log must reach `least_end`.
         """
         trial = self._attempt()
         while True:
@@ -287,8 +289,8 @@ class RemoteLog:
         return call
 
     def _leave(self, error: RtError, trial: _Attempt) -> None:
-        """Go on to the next node after a pause; raise if that is of no use any more."""
-        self._loop.require_open()  # Else no node has failed.
+        """Go on to the next node after a pause. Raise if another attempt is of no use any more."""
+        self._loop.require_open()  # If the loop was closed, no node has failed.
         if isinstance(error, MembersChanged) and self._nodes.is_renewal():
             return
         target = self._nodes.target
@@ -348,10 +350,10 @@ class _Attempt:
         self._refusals = 0
         self._empties = 0
         self._failure: RtError | None = None
-        """The last one of a node with messages, if there is any: it is raised."""
+        """The error to raise: the last error of a node with messages, if there is any."""
 
     def share_seconds(self) -> float:
-        """How long the next node may be silent, if each node is to have its turn in time."""
+        """How many seconds the next node may be silent so that each node can be asked in time."""
         left = self._started + self.patience_seconds - time.monotonic()
         return min(
             SILENCE_SECONDS,

@@ -1,14 +1,14 @@
 """The pull side of a node: its merged log for subscribers, its session replicas for other nodes.
 
 Invariants:
-- A peer is who its certificate says: session replicas go to nodes only, and the name of a hold is the
+- A peer is identified by its certificate: session replicas go to nodes only, and the name of a hold is the
   certificate's own.
-- A stream goes on from the receiver's offset only if its bytes there are this node's
+- A stream continues at the receiver's offset only if the receiver's bytes there are equal to this node's
   (`replicator.pull.negotiation`).
 - The memory of all streams is bounded, and shared fairly (`replicator.pull.memory_budget`).
 - A stream with nothing to send waits on a watch that all streams of the directory share.
-- A client's stream of the merged log ends when the members that it was told have changed: it connects again,
-  and learns them.
+- A client's stream of the merged log ends when the members that the client received have changed. The client
+  connects again, and receives the new members.
 """
 
 from __future__ import annotations
@@ -51,11 +51,17 @@ from rt.net.identity import STREAM_HINT, Identity
 logger = logging.getLogger("replicator")
 
 BEGINNINGS_MAX: Final = 1
-"""Finding out where a stream begins may read a message of the largest size: one stream at a time does."""
+"""To find out where a stream begins, the node may read a message of the largest size. So only one stream at a
+time does it.
+"""
 TAIL_BYTES: Final = 256 * 1024
-"""Read at once, in the loop, by a stream that is at the end: just written, so in memory."""
+"""A stream that is at the end reads these bytes at once, in the event loop. They were just written, so they
+are in memory.
+"""
 LOOP_S_MAX: Final = 0.02
-"""Processor time. A stream whose read in the loop took longer reads in a thread while it is behind."""
+"""Limit of processor time. If a read of a stream in the event loop took longer, the stream reads in a thread
+while it is behind.
+"""
 
 
 class Pull(Struct):
@@ -69,12 +75,12 @@ class Pull(Struct):
     sent_ns: int = 0
     progress: PullProgress = field(default_factory=lambda: PullProgress(0))
     rejection: HoldRejected | None = None  # Sent before the next items.
-    told_version: int | None = None  # Of the members that a client was told.
-    outdated: asyncio.Event = field(default_factory=asyncio.Event)  # Set when they have changed.
+    told_version: int | None = None  # Version of the members that a client received.
+    outdated: asyncio.Event = field(default_factory=asyncio.Event)  # Set when these members have changed.
 
 
 def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
-    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate may pull that."""
+    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate may pull the requested log."""
     if hello.stream != stream or identity.stream != stream:
         got = f"{hello.stream} by a certificate of {identity.stream}"
         raise ClusterMismatch("another stream is served here", got=got, expected=stream, hint=STREAM_HINT)
@@ -93,7 +99,7 @@ def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
 
 
 def check_acknowledged(identity: Identity, said: Acknowledged) -> None:
-    """`rt.CertificateError` unless the certificate is the one of the subscriber that acknowledges."""
+    """`rt.CertificateError` unless the certificate belongs to the subscriber that acknowledges."""
     if (identity.role, identity.name) != ("subscriber", said.name):
         raise CertificateError(
             "only a subscriber itself can acknowledge",
@@ -115,10 +121,10 @@ class PullServicer:
     """Answers `Replication.Pull`. `refused` counts rejections by the error's class.
 
     For a server of `rt.net.grpc_channel.serve`, whose gate turns errors into statuses. `identify` returns the
-    identity of the caller. `on_progress` gets what a receiver reports, `on_acknowledged` the position below
-    which a named subscriber, which was checked, needs nothing. `confirm_hold` waits until the cluster has the
-    hold. `check_reach` raises `rt.Corrupt` if a file is known to be damaged before an offset. Call
-    `on_nodes_changed` when the members that `logs` names have changed.
+    identity of the caller. `on_progress` gets the progress that a receiver reports. `on_acknowledged` gets
+    the name of a subscriber, which was checked, and the position below which it needs nothing. `confirm_hold`
+    waits until the cluster has the hold. `check_reach` raises `rt.Corrupt` if a file is known to be corrupt
+    before an offset. Call `on_nodes_changed` when the members that `logs` names have changed.
     """
 
     def __init__(
@@ -157,7 +163,7 @@ class PullServicer:
         self._hub.wake(self._logs.merged)
 
     def on_nodes_changed(self) -> None:
-        """End the streams whose clients were told other members. In the event loop."""
+        """End the streams whose clients received other members. Call it in the event loop."""
         version = self._logs.nodes.version
         for pull in self.pulls.values():
             if pull.told_version not in {None, version}:
@@ -193,7 +199,7 @@ class PullServicer:
         self.pulls[key] = pull
         try:
             if isinstance(hello.log, PullMerged) and hello.log.range and (said := hello.log.acknowledged):
-                # Who reads ranges keeps no copy: the nodes must hold them.
+                # A reader of ranges keeps no copy, so the nodes must hold the data.
                 check_cluster(hello.log, self._logs.cluster)
                 self._on_acknowledged(said.name, said.position)
                 await self._confirm_hold(said.name)
@@ -210,7 +216,8 @@ class PullServicer:
                 self._record_overtaken(pull, source)
                 self._hold_for_copy(pull.wanted)
                 if source.end_offset is not None:
-                    # It reports no progress: it is where it began, or at the end without bytes.
+                    # A reader of a range reports no progress. Its position is where it began, or the end if
+                    # it gets no bytes.
                     pull.progress = PullProgress(source.start.end if source.is_at_end else source.start.first)
                 await context.write(encode_pull_reply(self._start(source.start, pull, version)))
                 await first_of(
@@ -223,8 +230,9 @@ class PullServicer:
             source.sender.close()
 
     def _hold_for_copy(self, wanted: PullMerged | PullSession) -> None:
-        """Take the position that a copy has acknowledged. The log was compared: in a copy of another cluster,
-        or of a line that a forced reset ended, it is of other messages, and a hold never moves back.
+        """Take the position that a copy has acknowledged. Call it after the log was compared. In a copy of
+        another cluster, or of a line that a forced reset ended, the position belongs to other messages, and a
+        hold never moves back.
         """
         if isinstance(wanted, PullMerged) and wanted.range is None and (said := wanted.acknowledged):
             self._on_acknowledged(said.name, said.position)

@@ -2,10 +2,10 @@
 
 Invariants:
 - The end of the log at the first node that answers is reported once: a copy that reaches it has caught up.
-- With retention "own" the subscriber writes to `TRIMMABLE_FILE` up to where the copy may be trimmed. Sealed
-  segments before that are trimmed at the next sync.
-- Each named subscriber keeps what it has acknowledged, or where it began, in a file. The nodes receive the
-  position of the subscriber that is named in the certificate: they hold the log for it.
+- With retention "own" the subscriber writes to `TRIMMABLE_FILE` the position up to which the copy may be
+  trimmed. Sealed segments before that position are trimmed at the next sync.
+- Each named subscriber keeps its acknowledged position, or the position where it began, in a file. The nodes
+  receive the position of the subscriber that is named in the certificate: they hold the log for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class SidecarCopy(LocalCopy):
         self._report(NodesUnreached(why))
 
     def acknowledged(self) -> Acknowledged | None:
-        """As the base class. None if the file is unreadable: logged once; the subscriber raises it."""
+        """As in the base class. None if the file is unreadable: that is logged once here, and the subscriber
+        raises the error.
+        """
         if self._subscriber is None:
             return None
         try:

@@ -1,4 +1,6 @@
-"""Where the items of a pull come from: the log, the place in it, and what is sent before the first byte."""
+"""The source of the items of a pull: the log, the offset in it, and the items that are sent before the first
+byte.
+"""
 
 from __future__ import annotations
 
@@ -70,24 +72,24 @@ class LogProvider(Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the cluster has merged nothing so far, as far as this node, which is up to date, knows."""
+        """Whether this node is up to date and knows that the cluster has merged nothing so far."""
 
     def session(self, session_id: int) -> str:
         """The directory of a session replica. `rt.LogNotFound` if there is none."""
 
 
 class TrimOvertake:
-    """Whether trimming has overtaken a receiver of the merged log: what it needed next was trimmed.
+    """Whether trimming has overtaken a receiver of the merged log: the data that it needed next was trimmed.
 
-    Follows one stream, which begins at `place`: at position `first`, unless that is within a segment. The
-    items are contiguous otherwise: a gap is a segment that was left before it was returned whole, or segments
-    that were passed over.
+    Follows one stream, which begins at `place`. If `place` is not within a segment, it has position `first`.
+    Without trimming, the items are contiguous. A gap is a segment that was left before all of it was
+    returned, or segments that were skipped.
     """
 
     def __init__(self, wanted: PullMerged, place: LogOffset, first: int) -> None:
         at = wanted.end if wanted.offset is not None else wanted.position
         self.is_overtaken = isinstance(at, int) and first > at
-        """Set once something is missing; whoever records it resets it."""
+        """Set once data is missing. The code that records it also resets it."""
         self._segment = place.segment if place.offset else None
         """The unfinished segment; None between two segments."""
         self._end = first  # Between two segments: the position that comes next.
@@ -138,7 +140,9 @@ class PullSource(Struct):
         return is_plain and self.sender.is_recent(RECENT_BYTES, grant.read_bytes)
 
     def items(self, grant: BudgetGrant) -> list[Item | LogOutline]:
-        """The next items, as much as is granted; with `is_idle`, nothing more before the log changes."""
+        """The next items, within the grant. If `is_idle` is set, there are no more items before the log
+        changes.
+        """
         if self.waypoints is not None:
             if part := tuple(islice(self.waypoints, WAYPOINTS_MAX)):
                 return [LogOutline(part)]
@@ -213,7 +217,8 @@ class SourceOpener:
         beginning, middle = plan_filtered(self._disk, path, wanted)
         place, end, first_items = beginning.offset, beginning.first, list[Item | LogOutline]()
         if middle is None and wanted.offset is not None and beginning.first == wanted.end:
-            # The receiver's segment ends where it is: that is sent before the next one begins.
+            # The receiver's segment ends where the receiver is. This end is sent before the next segment
+            # begins.
             sealed_ns = time.time_ns()
             first_items.append(
                 SegmentSealed(wanted.offset, wanted.end, is_last_of_run=False, sealed_ns=sealed_ns)
@@ -240,7 +245,7 @@ class SourceOpener:
             first = max(first, wanted.position)
         items, filtering = list[Item | LogOutline](), None
         waypoints: Iterator[Waypoint] | None = None
-        begin = end = place  # Of the blocks that are read: none.
+        begin = end = place  # Start and end of the blocks to read: none yet.
         if first < until.end and until.outline_bytes:
             waypoints = outline(disk, path, first, until.end, stride_bytes=until.outline_bytes)
         elif first < until.end:
@@ -275,7 +280,7 @@ def check_cluster(wanted: PullMerged, cluster: bytes) -> None:
 
 
 def _before(end: LogOffset, items: list[Item]) -> list[Item]:
-    """The items; of chunks only what lies before `end`."""
+    """The items before `end`. A chunk that goes beyond `end` is cut there."""
     before: list[Item] = []
     for item in items:
         if isinstance(item, Chunk):

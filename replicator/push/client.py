@@ -1,11 +1,11 @@
 """The push client of one session directory: a stream to each node, and the progress of all together.
 
 Invariants:
-- A node that is slow, unreachable or wrong costs the others nothing.
-- Once the members have changed, the client pushes to the nodes that they name too, and counts only members.
+- A node that is slow, unreachable or wrong does not affect the others.
+- Once the members have changed, the client also pushes to the nodes in their list, and counts only members.
 - The client goes on until all nodes refuse the session for good, the local log cannot be read, the directory
   was removed, or the publisher has ended and a majority has everything.
-- One client serves a directory, by lock.
+- Only one client serves a directory, because of a lock.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class PushClient:
 
     Without `tls` the endpoints must be on loopback, and `insecure` set. `waits`: wait for another client that
     serves the directory, rather than raise `rt.DirectoryLocked`. Clients of one loop may share `hub`.
-    `on_report` is called with each change of what `report` returns. `problems` logs for the clients that
-    serve the directory one after the other.
+    `on_report` is called with `report` when it changes. `problems` is one log for all clients that serve the
+    directory one after the other.
     """
 
     def __init__(
@@ -111,7 +111,9 @@ class PushClient:
 
     @property
     def stuck(self) -> str:
-        """Why nothing was merged for `STALLED_SECONDS` although bytes wait; empty: some was, or none wait."""
+        """Why nothing was merged for `STALLED_SECONDS` although bytes wait. Empty if something was merged, or
+        no bytes wait.
+        """
         if not self._stall.is_stuck:
             return ""
         waits = f"{self._stall.status.waiting_bytes:,} bytes have waited for {self._stall.stalled_s:.0f} s"
@@ -120,14 +122,16 @@ class PushClient:
         return f"{waits}: {self.report.reasons or 'no majority has synced them; see `rt status`'}"
 
     def finish(self) -> None:
-        """The publisher has ended: `run` returns when everything that is there now is replicated."""
+        """Call it when the publisher has ended. `run` then returns when everything that is there now is
+        replicated.
+        """
         self._is_finishing = True
         if self._source is not None:
             self._source.wake(is_last=True)
             self._source.progressed.set()
 
     async def run(self) -> None:
-        """Returns after `finish`; otherwise raises what ended it."""
+        """Push the session. Returns after `finish`; otherwise raises the error that ended the push."""
         with contextlib.ExitStack() as opened:
             lock = (
                 await wait_for_turn(self.directory, disk=self._disk)
@@ -200,7 +204,7 @@ class PushClient:
     async def _watch_progress(self, log: SessionSource) -> None:
         while True:
             starts = sorted((stream.start for stream in self._counted), reverse=True)
-            # Of a session that is merged whole, nodes may report nothing but where it goes on.
+            # If a session is completely merged, nodes may report only the offset at which it continues.
             of_majority = starts[self._nodes // 2] if self._nodes // 2 < len(starts) else NOWHERE
             reached = max(log.quorum.merged_offset, of_majority)
             self._stall.update(asyncio.get_running_loop().time(), reached, log.bytes_after(reached))
@@ -221,7 +225,7 @@ class PushClient:
 
     def _report(self) -> None:
         report = self.report
-        if str(report) != str(self._last_report):  # Each attempt has an error of its own.
+        if str(report) != str(self._last_report):  # Compared as text: each attempt has its own error object.
             self._last_report = report
             self._on_report(report)
         # A node with a full disk accepts the session again and again, and ends it at the first bytes.
@@ -231,7 +235,7 @@ class PushClient:
     def _raise_if_refused(self, log: SessionSource) -> None:
         """End if enough nodes fence the session, or if all refuse it and no publisher is open.
 
-        While a publisher is open, the streams ask again: what blocks it is one problem until it is fixed.
+        While a publisher is open, the streams ask again: the cause counts as one problem until it is fixed.
         """
         error = self._blocking()
         is_fenced = isinstance(error, Fenced)
@@ -243,10 +247,12 @@ class PushClient:
         raise error
 
     def _blocking(self) -> RtError | None:
-        """Why no byte of the session can be replicated until somebody fixes the cause; None if one can.
+        """The error because of which no byte of the session can be replicated until its cause is fixed; None
+        if bytes can be replicated.
 
-        A majority refuses and no other node takes its bytes: then no other could replicate it alone.
-        Or enough of the nodes fence it.
+        There is such an error if a majority refuses the session and no other node accepts its bytes. The
+        other nodes alone could not replicate it. There is also such an error if enough of the nodes fence the
+        session.
         """
         streams, nodes = self._counted, self._nodes
         refusals = [stream.refused for stream in streams if stream.refused is not None]
@@ -263,7 +269,7 @@ class PushClient:
 def _is_fenced(fenced: int, serving: int, nodes: int) -> bool:
     """Whether `fenced` of the `nodes` are enough to believe that the session is fenced.
 
-    A majority is. Half is, if no other node accepts the session now: else a publisher that reaches two nodes,
-    of which one is unreachable, would never learn of it.
+    A majority is enough. Half of the nodes is enough if no other node accepts the session now. Otherwise a
+    publisher with two nodes, one of them unreachable, would never learn that it is fenced.
     """
     return 2 * fenced > nodes or (2 * fenced == nodes and not serving)

@@ -2,8 +2,9 @@
 
 Invariants:
 - Only a process of the same user, or of root, is answered.
-- Only a push whose publisher has ended can be stopped: the program of a running one would start it again.
-- A process that cannot listen pushes all the same.
+- Only a push whose publisher has ended can be stopped. If the publisher is running, its program would start
+  the push again.
+- A process that cannot listen still pushes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The lock of a session directory: one push client at a time, and how the next one takes over.
 
-Invariant: the client that pushes the session holds `push.lock`. The next one holds `push.next` and waits.
-A client whose publisher has ended polls `is_awaited`, and releases `push.lock` to the one that waits. That
-one has a running publisher, and sends the remaining bytes too.
+Invariant: the client that pushes the session holds `push.lock`. The next client holds `push.next` and waits.
+A client whose publisher has ended polls `is_awaited`, and releases `push.lock` to the waiting client. The
+waiting client has a running publisher, and sends the remaining bytes too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What keeps a session from its nodes, in the log: one line at first, then one a minute.
+"""Logs why a session cannot reach its nodes: one line at first, then one a minute.
 
 The streams of a session try again each second, so a line for each attempt would flood the log.
 """
@@ -47,7 +47,7 @@ class ProblemLog:
         """The event that was logged last; None if there is no problem."""
         self._logged_at = 0.0
         self._count = 0
-        """Problems since then."""
+        """Number of problems since that event was logged."""
 
     def record_report(self, report: PushReport) -> None:
         """Call it after each failed attempt, and each success."""
@@ -58,7 +58,7 @@ class ProblemLog:
             self.record("push_blocked" if report.error is not None else "push_waits", report.reasons)
 
     def record(self, event: str, reason: object) -> None:
-        """Log it, if it is time."""
+        """Log the event if it is another one than the last, or the last line is old enough."""
         now = self._clock()
         self._count += 1
         if event == self._event and now < self._logged_at + LOG_AGAIN_SECONDS:

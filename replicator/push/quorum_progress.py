@@ -1,10 +1,11 @@
-"""How far a session is safe, counted over the nodes it is pushed to. Pure.
+"""How much of a session is safe, counted over the nodes to which it is pushed. Pure.
 
 Invariants:
 - A number is replicated when a majority of the cluster's members has synced it. A member counts once, by its
-  name; one that never reported has nothing. Once the members are known by name, other nodes do not count.
-- A number is merged when any member says so, because it reports what is committed. Merged implies replicated:
-  only replicated bytes are merged.
+  name. A member that never reported has nothing. Once the members are known by name, other nodes do not
+  count.
+- A number is merged when any member reports that, because a member reports only committed data. Merged
+  implies replicated: only replicated bytes are merged.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ class QuorumProgress:
         self.merged = NO_LEVEL
         self.merged_offset = NOWHERE  # Up to where the session is merged, as far as a node reported.
         self.known: KnownNodes = NO_NODES
-        """The members by name, once they have changed. What was replicated stays so (`ProgressFile`)."""
+        """The members by name, once they have changed. Replicated numbers stay replicated
+        (`ProgressFile`).
+        """
         self._progress: dict[str, PushProgress] = {}
         self._members: dict[str, int] = {}
         self._connected: set[str] = set()
 
     @property
     def members(self) -> int:
-        """Nodes of the cluster; if nodes differ about it and do not name them, the larger number counts."""
+        """Number of nodes of the cluster. If nodes report different numbers and do not name the members, the
+        largest number counts.
+        """
         return len(self.known.nodes) or max(self._members.values(), default=0)
 
     @property
@@ -59,10 +64,10 @@ class QuorumProgress:
 
     @property
     def lacking(self) -> int:
-        """Numbers below `merged` that a connected node that is not far behind still needs.
+        """How many numbers below `merged` a connected node that is not far behind still needs.
 
-        It gets them from us sooner than from its peers. A disconnected node gets them merged, when it is
-        back.
+        The node gets them from this client sooner than from its peers. A disconnected node gets them as
+        merged data when it is back.
         """
         connected = filter(self.known.has_member, self._connected)
         told = (self._progress[node] for node in connected if node in self._progress)
@@ -82,8 +87,8 @@ class QuorumProgress:
         return NOWHERE if said is None else said.durable
 
     def safe(self, node: str) -> LogOffset:
-        """Up to where a node needs nothing more: it has synced it, or it is merged and comes from other
-        nodes.
+        """The offset up to which a node needs nothing more: it has synced the bytes, or they are merged and
+        it gets them from other nodes.
         """
         return max(self.durable(node), self.merged_offset)
 
@@ -95,9 +100,9 @@ class QuorumProgress:
             del self._progress[node]
 
     def remove(self, node: str) -> None:
-        """The stream to a node has ended: what it holds is known again when it reports.
+        """Record that the stream to a node has ended. Its progress is known again when it reports.
 
-        Its disk may be another one then. What was replicated stays so (`ProgressFile`).
+        It may have another disk then. Replicated numbers stay replicated (`ProgressFile`).
         """
         self._connected.discard(node)
         self._progress.pop(node, None)

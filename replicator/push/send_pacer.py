@@ -1,14 +1,15 @@
-"""When the streams of a session look for more to send: in rounds, which pace themselves.
+"""Decides when the streams of a session look for more bytes to send: in rounds, which pace themselves.
 
 Invariants:
 - The first change starts a round at once.
-- Until a round is merged, small changes wait for the next one: the busier the nodes, the larger each message,
-  and the less each byte costs. Overlapping rounds would share the processors, and each be later.
-- Nothing waits longer than `WAIT_SECONDS_MAX`. What fills a message does not wait, or at most
+- Until a round is merged, small changes wait for the next round. So the busier the nodes are, the larger each
+  message is, and the less each byte costs. Overlapping rounds would share the processors, and each would be
+  later.
+- Nothing waits longer than `WAIT_SECONDS_MAX`. Bytes that fill a message do not wait, or wait at most
   `CHECK_SECONDS` if the rounds before were small.
-- While a round of a slow publisher is on its way, writes are not listened to: each would be a wake-up that
-  changes nothing. When listening begins again, what was written meanwhile is looked for.
-- One more round follows the last one: it finds nothing, or what is wrong.
+- While a round of a slow publisher is in progress, the pacer does not listen to writes: each write would be a
+  wake-up that changes nothing. When it listens again, it checks for bytes that were written meanwhile.
+- One more round follows the last one. It finds nothing, or it finds an error.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ from replicator.protocol.handshake import NOWHERE
 from replicator.protocol.messages import CHUNK_BYTES_MAX, LogOffset
 
 WAIT_SECONDS_MAX: Final = 0.1
-"""For when nodes are unreachable or disks slow: enough to batch, too short to be noticed then."""
+"""The limit when nodes are unreachable or disks are slow. It is long enough to batch, and too short to be
+noticed then.
+"""
 QUIET_SECONDS: Final = 0.25  # After this time without a round one more follows.
 FULL_BYTES: Final = CHUNK_BYTES_MAX  # Bytes that fill a message.
 SMALL_BYTES: Final = FULL_BYTES // 8
 """A round that sends less is small: at its rate it takes many rounds to fill a message."""
 SMALL_ROUNDS_MIN: Final = 2
-"""This many small rounds in series are of a slow publisher. One may be the start of a burst, or its rest."""
+"""This number of small rounds in a row shows a slow publisher. A single small round may be the start of a
+burst, or its rest.
+"""
 CHECK_SECONDS: Final = 0.01
 """How often to check whether enough waits to fill a message, while writes are not listened to."""
 
 
 class SendPacer:
-    """Calls `look` when the streams must look. For one event loop.
+    """Calls `look` when the streams must look for more bytes. For one event loop.
 
-    `waiting_bytes` says how much there is after an offset, None if that is unknown. `listen` says whether
-    `request` must be called for each write.
+    `waiting_bytes` returns the number of bytes after an offset; None if that is unknown. `listen` is called
+    with True if `request` must be called for each write, otherwise with False.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class SendPacer:
         self._quiet: asyncio.TimerHandle | None = None
         self._check: asyncio.TimerHandle | None = None
         self._started_s = 0.0
-        self._started_at = NOWHERE  # What was sent before the round.
+        self._started_at = NOWHERE  # Everything before this offset was sent before the round.
         self._small_rounds = 0  # In series, before this round. One that found nothing does not count.
         self._is_listening = True
 
@@ -124,12 +129,12 @@ class SendPacer:
         if not self._is_listening:
             self._is_listening = True
             self._listen(True)
-            # What was written before that was not heard.
+            # Earlier writes were not noticed while nothing listened to writes.
             if self._waiting_bytes(self._sent) != 0:
                 self._start_round()
 
     def _when_unheard(self) -> None:
-        """Writes are not listened to, or were not until now."""
+        """Called while writes are not listened to, or after listening has started again."""
         self._check = None
         if self._is_listening:
             return

@@ -1,12 +1,12 @@
-"""The push side of a node: publishers bring their sessions.
+"""The push side of a node: it receives the sessions of publishers.
 
 Invariants:
-- A peer is who its certificate says: a publisher pushes only sessions of its own name, and a dedup session
-  only with that dedup id.
+- A peer is identified by its certificate: a publisher pushes only sessions of its own name, and a dedup
+  session only if the certificate has that dedup id.
 - A stream begins with a hello, and a run is open before a byte of it is accepted.
 - A session has one stream: a newer one replaces the older.
-- A stream ends when the members that its client was told have changed: the client connects again, and learns
-  them.
+- A stream ends when the members that its client received have changed. The client connects again, and
+  receives the new members.
 - One message of a stream is in memory at a time; the others wait in gRPC's windows.
 """
 
@@ -63,13 +63,17 @@ class SessionIntake(Protocol):
         """`open_run` and `append` for runs that follow each other, together; durable on return."""
 
     def record_status(self, status: PushStatus) -> SilenceLimit | None:
-        """The push says how it stands. Returns its limit of silence if nothing is left to commit of it."""
+        """Record the status of the push. Return its limit of silence if nothing of the limit is left to
+        commit.
+        """
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
-        """How far the session is safe, when that differs from `told`. Raises what ends the stream."""
+        """How much of the session is safe, as soon as that differs from `told`. Raises the error that ends
+        the stream.
+        """
 
     async def close(self) -> None:
-        """The stream has ended. What it stored stays."""
+        """Call it when the stream has ended. The bytes that it stored stay."""
 
 
 class SessionReplicaStore(Protocol):
@@ -134,7 +138,7 @@ class PushServicer:
         return sorted(self._streams)
 
     def on_nodes_changed(self) -> None:
-        """End the streams whose clients were told other members. In the event loop."""
+        """End the streams whose clients received other members. Call it in the event loop."""
         version = self._nodes().version
         for stream in self._streams.values():
             if stream.told_version not in {None, version}:
@@ -181,7 +185,7 @@ class PushServicer:
             stream.has_ended.set()
 
     def _register(self, session: str, identity: Identity, stream: _Stream) -> None:
-        """Make `stream` the one of its session."""
+        """Make `stream` the current stream of its session."""
         older = self._streams.get(session)
         owned = self._owned[identity.name]
         if older is None and owned >= SESSIONS_MAX:
@@ -211,7 +215,7 @@ class PushServicer:
 
 
 def _still_running(stream: _Stream | None) -> _Stream | None:
-    """It, or the one before it that it did not wait for until its end; None if all have ended."""
+    """The newest stream, of `stream` and the older ones, that has not ended; None if all have ended."""
     while stream is not None and stream.has_ended.is_set():
         stream = stream.older
     return stream
@@ -230,7 +234,7 @@ class _Stream:
         self.older: _Stream | None = None
         """The stream of the session before this one, until that has ended."""
         self.told_version: int | None = None
-        """Of the members that the client was told; None: of none yet."""
+        """The version of the members that the client received; None if it has received none yet."""
         self._context = context
         self._writing = asyncio.Lock()
 
@@ -256,7 +260,9 @@ class _Stream:
             pass
 
     async def _receive_one(self, intake: SessionIntake) -> bool:
-        """False at the end of the stream. Its message is not kept while the next one is awaited."""
+        """Receive one message; False at the end of the stream. The message is not kept while the next one is
+        awaited.
+        """
         data = await self._context.read()
         if not isinstance(data, bytes):
             return False
@@ -289,5 +295,5 @@ class _Stream:
 
     async def _write(self, answer: PushReply) -> None:
         async with self._writing:
-            self.raise_if_ending()  # What it says may be counted with members of before.
+            self.raise_if_ending()  # The answer may be counted with the earlier members.
             await self._context.write(encode_push_reply(answer))

@@ -1,13 +1,13 @@
 """The session directory that a push client serves, as its streams share it.
 
 Invariants:
-- Bytes that were read and verified for one stream serve the others. Streams look for more in rounds
+- Bytes that were read and verified for one stream serve the others. Streams look for more bytes in rounds
   (`replicator.push.send_pacer`).
-- What the nodes report is counted, and written to `.progress`.
-- The cluster that accepted the first byte is stored in `.cluster`, and no other cluster gets any. Its latest
-  epoch is stored there, too: a restart does not go back to nodes of an earlier one.
-- Only reports of one line of the cluster's epochs are counted together: nodes that were forced apart are no
-  majority.
+- The reports of the nodes are counted, and written to `.progress`.
+- The cluster that accepted the first byte is stored in `.cluster`, and no other cluster gets any bytes. Its
+  latest epoch is stored there, too: after a restart the client does not go back to nodes of an earlier epoch.
+- Only reports of one line of the cluster's epochs are counted together: nodes that a forced reset separated
+  are no majority.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SETTLE_SECONDS: Final = 0.5
 class SessionSource:
     """One incarnation of a session. For one event loop; the caller holds the push client's lock.
 
-    `listen` says whether `wake` must be called for each write.
+    `listen` is called with True if `wake` must be called for each write, otherwise with False.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SessionSource:
         self.progressed = asyncio.Event()
         """Set when a node refused the session; after `is_ending` also when there may be nothing left."""
         self.ending = asyncio.Event()
-        """Set when the publisher has ended: what is there now is all."""
+        """Set when the publisher has ended: everything that is to be pushed is there now."""
         self._pacer = SendPacer(
             self._start_round, self._waiting_bytes, asyncio.get_running_loop(), listen=listen
         )
@@ -102,7 +102,9 @@ class SessionSource:
         self._changed = [one for one in self._changed if one is not event]
 
     def wake(self, *, is_last: bool = False) -> None:
-        """The directory may have changed; `is_last`: for the last time, so that what is there is all."""
+        """Call it when the directory may have changed. `is_last`: it is the last change, so everything is
+        there now.
+        """
         self.poll_count += is_last
         if is_last:
             self.ending.set()
@@ -111,8 +113,8 @@ class SessionSource:
     def persist_run(self, run: int) -> None:
         """Make the start of a run durable: only then may a node learn of it. Storage errors.
 
-        A segment is visible once it has its name, and after a power cut a name that no sync covered may be
-        lost: the publisher would give the number to another run, which no node would accept.
+        A segment is visible once it has its name. If the name was not synced, it may be lost after a power
+        cut. Then the publisher would give the number to another run, and no node would accept that run.
         """
         if run > self._persisted_run:
             with storage_errors(self.path, "syncing a session's directory"):
@@ -134,10 +136,10 @@ class SessionSource:
             self.progressed.set()
 
     def start(self, start: PushStart) -> None:
-        """A node accepted us.
+        """Record that a node accepted this client.
 
-        `rt.ClusterMismatch` if it is of another cluster than the others, or was forced apart from them,
-        `rt.Unreachable` if it is in an earlier epoch.
+        `rt.ClusterMismatch` if the node is of another cluster than the others, or a forced reset separated it
+        from them; `rt.Unreachable` if it is in an earlier epoch.
         """
         cluster = self.hello.cluster
         if cluster and start.cluster != cluster:
@@ -174,9 +176,9 @@ class SessionSource:
         self._write_progress(self._progress.record.state)
 
     def report(self, node: str, said: PushProgress) -> None:
-        """A node that was started reported.
+        """Record the report of a node for which `start` was called.
 
-        `rt.Unreachable` if a forced reset separated it from the others since.
+        `rt.Unreachable` if a forced reset has separated it from the others since.
         """
         check_line(line_of(self._epoch), self._epochs[node], node)
         self.quorum.report(node, said)
@@ -206,7 +208,9 @@ class SessionSource:
         return total
 
     async def wait_for_status(self, *, is_urgent: bool) -> None:
-        """Wait until the next status: shortly if this one must be answered, or until the publisher ends."""
+        """Wait until the next status is due. If this status must be answered, the wait is short. Otherwise it
+        ends early if the publisher ends.
+        """
         if is_urgent or self.is_ending:
             await asyncio.sleep(SETTLE_SECONDS if is_urgent else STATUS_SECONDS)
             return
@@ -241,7 +245,9 @@ class SessionSource:
         return os.path.exists(segment_path(self.path, segment))
 
     def _write_progress(self, state: PushState) -> None:
-        """A full disk is no reason to stop pushing: what is merged may be deleted."""
+        """Write the progress; a storage error is only logged. A full disk is no reason to stop pushing:
+        merged data may be deleted.
+        """
         said = self.quorum
         try:
             self._progress.write(

@@ -1,9 +1,9 @@
-"""The push clients of one process with publishers, as that process requests them.
+"""Runs the push clients that one process with publishers requests.
 
 Invariants:
-- The end of one client ends no other.
+- The end of one client does not end another one.
 - A client that failed is restarted after the pauses of `RestartBackoff`, unless the cluster has fenced its
-  session, or its directory was removed; once more when its publisher has ended.
+  session, or its directory was removed. After its publisher has ended, it is restarted once more at most.
 - The sidecar ends when the publishers' process has ended and each client has sent what is left.
 """
 
@@ -27,7 +27,7 @@ from rt.sidecar.push_control import PushSummary
 logger = logging.getLogger("replicator")
 
 SERVED: Final[ContextVar[str]] = ContextVar("SERVED", default="")
-"""The session directory that the current task serves; empty outside of all."""
+"""The session directory that the current task serves; empty if the task serves none."""
 
 
 _GIVEN_UP_HINT: Final = "What was not sent stays: open its publisher again, or run `rt push`."
@@ -35,7 +35,7 @@ MakeClient: TypeAlias = Callable[[PushRequested, Callable[[PushReport], None], P
 
 
 class PushSidecar:
-    """`make` makes the client of a session, with the callback and the log that it is to use.
+    """`make` creates the client of a session. It gets the callback and the log that the client uses.
 
     `say` is called with each report for the publishers' process.
     """
@@ -48,11 +48,11 @@ class PushSidecar:
         self._is_finishing = False
         self._changed = asyncio.Event()
         self.on_change: Callable[[], None] = _ignore
-        """Called when a session is served that was not, or no longer is."""
+        """Called when the sidecar starts or stops serving a session."""
 
     @property
     def directories(self) -> list[str]:
-        """Of the sessions that are served, the longest served first."""
+        """The directories of the served sessions, the longest served first."""
         return [session.asked.directory for session in self._sessions.values()]
 
     def handle(self, asked: PushRequested | FinishRequested) -> None:
@@ -82,7 +82,9 @@ class PushSidecar:
         ]
 
     async def stop(self, directory: str) -> str | None:
-        """Stop pushing a session whose publisher has ended; its files stay. Returns why it goes on."""
+        """Stop pushing a session whose publisher has ended; its files stay. Return None, or the reason why
+        the push goes on.
+        """
         served = [session for session in self._sessions.values() if session.asked.directory == directory]
         if not served:
             return "it is not pushed by this process"
@@ -155,11 +157,11 @@ class _Session:
         self._error: RtError | None = None
         """What blocks the push. A client that tries again does not clear it; success does."""
         self._is_of_client = False
-        """Whether the client reported it; else it could not even begin."""
+        """Whether the client reported `_error`. If not, the client could not even start."""
 
     @property
     def stuck(self) -> str:
-        """Why nothing of the session is merged although some of it waits; empty: nothing is wrong."""
+        """Why nothing of the session is merged although a part of it waits; empty if nothing is wrong."""
         if self._error is not None:
             return f"blocked: {self._error.reason}"
         return "" if self._client is None else self._client.stuck
@@ -172,7 +174,9 @@ class _Session:
             self._client.finish()
 
     def report_failure(self, error: Exception) -> None:
-        """The client failed. What a retry fixes by itself, as another client in the directory, is no news."""
+        """Handle a failure of the client. An error that a retry fixes, such as another client in the
+        directory, is not reported to the publishers' process.
+        """
         is_of_client = error is self._report.error
         if not is_of_client and not isinstance(error, Fenced):
             self._problems.record("push_failed", error)
@@ -181,7 +185,7 @@ class _Session:
             self._tell()
 
     async def cancel(self) -> None:
-        """Returns when its client has released the directory."""
+        """Cancel the push. Return when its client has released the directory."""
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
@@ -209,4 +213,4 @@ class _Session:
 
 
 def _ignore() -> None:
-    """Nothing follows the changes."""
+    """Ignore the changes: the default of `on_change`."""

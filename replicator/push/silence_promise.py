@@ -1,10 +1,10 @@
-"""Takes a publisher's promise (`max_silence`), and its end, from its directory to the cluster.
+"""Takes a publisher's promise (`max_silence`), and the promise's end, from its directory to the cluster.
 
-For one event loop. The file `.max-silence` says what the publisher promised last: see
-`rt.sidecar.silence_file`. Each stream states it to its node until one node answers that it is committed, or
-that its run is over. A file that is gone after it was stated, here or by an earlier client, means that the
-publisher was closed in order. The client ends only when a node has answered that: otherwise the cluster would
-wait for a publisher that has ended.
+For one event loop. The file `.max-silence` holds the last promise of the publisher: see
+`rt.sidecar.silence_file`. Each stream states the promise to its node until one node answers that the promise
+is committed, or that its run is over. If the file was removed after the promise was stated, by this client or
+an earlier one, the publisher was closed in order. The client ends only after a node has answered the end of
+the promise: otherwise the cluster would wait for a publisher that has ended.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class SilencePromise:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk, self._path = disk, path
         self._stated: SilenceLimit | None = None
-        """What a node was told last, by this client or an earlier one."""
+        """The limit that was stated last to a node, by this client or an earlier one."""
         self._settled: SilenceLimit | None = None
         self._is_supported = False
         self._warned = ""
 
     def on_start(self, start: PushStart) -> None:
-        """A node accepted the session, and says what is committed."""
+        """Handle that a node accepted the session, and reports the committed limit."""
         limit = start.silence_limit
         if limit is None:
             return
@@ -43,17 +43,17 @@ class SilencePromise:
             self._stated = limit
 
     def state(self) -> SilenceLimit | None:
-        """What to tell a node now; None: nothing, or a node has answered it."""
+        """The limit to state to a node now; None if there is nothing to state, or a node has answered it."""
         self._stated = self._unsettled() or self._stated
         return self._unsettled()
 
     def settle(self, limit: SilenceLimit) -> None:
-        """A node answered."""
+        """Record that a node answered `limit`."""
         self._settled = limit
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left to tell, or no node can be told."""
+        """Whether there is nothing left to state, or no node can receive it."""
         return not self._is_supported or self._unsettled() is None
 
     def _unsettled(self) -> SilenceLimit | None:

@@ -1,8 +1,9 @@
-"""Since when a push makes no progress although bytes wait. Pure.
+"""Measures for how long a push makes no progress although bytes wait. Pure.
 
 Invariants:
-- What moved once is not counted as progress again. A stream that starts again may be told an earlier place.
-- Nothing is counted that came while this process was paused.
+- An offset that was reached once is not counted as progress again. A restarted stream may have to start at an
+  earlier offset.
+- Bytes that came while this process was paused do not count as waiting during the pause.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from replicator.protocol.handshake import NOWHERE, PushStatus
 from replicator.protocol.messages import LogOffset
 
 STALLED_SECONDS: Final = 10.0
-"""A push whose bytes wait for longer is stuck. An election takes less, and a full disk or link more."""
+"""A push is stuck if its bytes wait for longer. An election takes less time; a full disk or link takes
+more.
+"""
 
 
 class StallDetector:
@@ -33,7 +36,7 @@ class StallDetector:
         return self.stalled_s >= STALLED_SECONDS
 
     def update(self, now_s: float, reached: LogOffset, waiting_bytes: int) -> PushStatus:
-        """`waiting_bytes` lie after `reached`."""
+        """Update the status. `waiting_bytes` is the number of bytes after `reached`."""
         if not (waiting_bytes and self.status.waiting_bytes) or reached > self._reached:
             self._moved_s = now_s
         self._reached = max(reached, self._reached)

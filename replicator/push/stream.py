@@ -2,12 +2,12 @@
 
 Invariants:
 - A stream starts where the node says, and goes on in log order.
-- No chunk of a run is sent before the node has opened the run. Runs that go whole, many in a message, are an
-  exception: the node opens them before it takes them.
+- No chunk of a run is sent before the node has opened the run. Runs that are sent whole, many in a message,
+  are an exception: the node opens them before it accepts them.
 - Sent bytes that are not known to be synced are bounded.
-- If a stream ends, another one is tried, at first soon, then once a second; at once if it ended because the
-  members changed, and soon if another node was lost: its bytes may need this one for a majority. Only a fault
-  of the local log ends the pushing.
+- If a stream ends, another one is tried: at first soon, then once a second. It is tried at once if the old
+  one ended because the members changed. It is tried soon if another node was lost: the bytes sent to that
+  node may need this one for a majority. Only a fault of the local log ends the pushing.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ doubles after each timeout, because an overloaded node would start from scratch 
 
 
 class StreamOwner(Protocol):
-    """The streams of one session, as each of them needs them. Called in the event loop."""
+    """The owner of the streams of one session, as each stream sees it. Called in the event loop."""
 
     def admit(self, stream: PushStream, start: PushStart) -> None:
-        """A node answered. Must raise if it is not the one to which the stream should lead."""
+        """A node answered. Must raise an error if the stream should lead to another node."""
 
     def learn(self, start: PushStart) -> None:
         """A node of the session's cluster and epoch accepted the session. May close any stream."""
@@ -81,7 +81,7 @@ class StreamOwner(Protocol):
         """The stream failed. May close any stream."""
 
     def record_lost(self, stream: PushStream) -> None:
-        """A stream has ended whose node took what was sent."""
+        """The stream has ended, and its node was accepting the sent bytes."""
 
     def on_change(self) -> None:
         """What a stream reports about itself may have changed."""
@@ -104,7 +104,7 @@ class PushStream:
         self.is_closed = False
         self._owner = owner
         self._told_version = 0  # Of the members that the node named last.
-        self._renewed_version = -1  # The one when that was last so.
+        self._renewed_version = -1  # `_told_version` when `is_renewed` was last set to True.
         self._reason = FailureReason(target, tls)
         self._place: LogOffset | None = None
         """Where the current or last stream started; None if the node did not say."""
@@ -151,7 +151,7 @@ class PushStream:
         return self.node is not None and self.refused is None and self._place != self._failed_at
 
     def close(self) -> None:
-        """The endpoint is not used any more: another stream may lead to its node from now on."""
+        """Stop using the endpoint: another stream may lead to its node from now on."""
         self.is_closed = True
         self._leave_node()
         self._source.stop_listening(self._changed)
@@ -272,7 +272,7 @@ class PushStream:
         self._unacknowledged.clear()
         self._unacknowledged_bytes = 0
         self._opened_run, self._stall = -1, StallDetector()
-        # At the start of a segment there is nothing of it yet, and what precedes it was sealed, so synced.
+        # At the start of a segment the node has no byte of it. Earlier bytes were sealed, so they are synced.
         self._sent = self._place if self._place.offset > SEGMENT_HEADER_BYTES else NOWHERE
 
     def _unblock(self) -> None:
@@ -286,7 +286,7 @@ class PushStream:
         while True:
             answer = await _read_answer(call)
             if self.is_closed:
-                return  # It arrived with what closed the stream: the node may not count any more.
+                return  # The stream was closed meanwhile: the node may no longer count.
             match answer:
                 case PushProgress() as said:
                     self._acknowledge(said.durable)
@@ -328,7 +328,7 @@ class PushStream:
                 self._settle(is_due=has_all)
                 self._source.record_progress()
             elif self._source.is_ending or carried_bytes(items) >= CHUNK_BYTES_MAX or len(items) >= ITEMS_MAX:
-                continue  # There may be more. Less than a full message waits for its round.
+                continue  # There may be more. A message that is not full waits for its round.
             await self._changed.wait()
 
     async def _send(self, call: Any, item: Item | WholeRuns, *, is_bounded: bool) -> None:
@@ -367,7 +367,8 @@ class PushStream:
             yield
         finally:
             saying.cancel()
-            await asyncio.gather(saying, return_exceptions=True)  # The other directions say why a call ended.
+            # The reader and the writer report why a call ended.
+            await asyncio.gather(saying, return_exceptions=True)
 
     async def _say_status(self, call: Any, start: PushStart) -> None:
         while start.takes_status:

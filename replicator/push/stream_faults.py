@@ -1,4 +1,4 @@
-"""What ends a push stream, which of several reasons counts, and when it is tried again."""
+"""Errors that end a push stream: which of several errors counts, and when the stream is tried again."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from rt.net.tls import TLS
 _T = TypeVar("_T")
 
 REFUSALS: Final = (Fenced, ClusterMismatch, CertificateError, InvalidName)
-"""Rejections that no retry changes. One node may be configured wrongly: it is asked again, until all of them
-say so, or enough of them that the session is fenced."""
+"""Rejections that no retry changes. One node may be configured wrongly, so it is asked again until all nodes
+reject the session, or until enough nodes report that the session is fenced.
+"""
 BLOCKING: Final = (ProtocolViolation, FormatError, InvalidMessage, Diverged)
-"""These end a stream, and the next one too if they come from what is sent. So the second one that ends a
-stream at the same place is a rejection."""
+"""Errors that end a stream. If the sent bytes are the cause, they end the next stream too. So it is a
+rejection if such an error ends a second stream at the same offset.
+"""
 CALL_END_SECONDS: Final = 1.0
-"""How long the status of a call may take that is over."""
+"""How long the status of a call may take after the call has ended."""
 PROBE_AGAIN_SECONDS: Final = 5.0
 """How often to find out why a node cannot be reached."""
 BACKOFF_SECONDS_MIN: Final = 0.05
@@ -48,7 +50,7 @@ class LocalLogFailed(Exception):
 
 
 def read_own_log(read: Callable[[], _T]) -> _T:
-    """What `read` returns. Its faults end the pushing, unless the node named a wrong offset."""
+    """Return the result of `read`. An error in it ends the pushing, unless the node named a wrong offset."""
     try:
         return read()
     except (Diverged, TooManyFiles):  # Not a fault of the log.
@@ -58,7 +60,9 @@ def read_own_log(read: Callable[[], _T]) -> _T:
 
 
 async def first_of(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, Any, None]) -> None:
-    """Run both directions until the stream ends; raises why. What the node reports is the better reason."""
+    """Run both directions until the stream ends, and raise the reason. A reason that the node reports is
+    better.
+    """
     reader, writer = asyncio.create_task(reading), asyncio.create_task(writing)
     try:
         await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +93,9 @@ class RetryPause:
         self._shortened = asyncio.Event()
 
     def shorten(self) -> None:
-        """Make the present pause, or the next one, as after a first failure. It doubles from there."""
+        """Make the current pause, or the next one, as short as after a first failure. Pauses double from
+        there.
+        """
         self._shortened.set()
 
     async def wait(self) -> bool:
@@ -121,10 +127,11 @@ class FailureReason:
         self._probe_at = 0.0
 
     async def find(self, error: RtError, last: RtError | None) -> RtError:
-        """A more precise reason than `error`, if the node could not be reached. `last`: the one before.
+        """A more precise reason than `error`, if the node could not be reached. `last` is the previous
+        reason.
 
-        A certificate that is refused in the handshake must be refused twice: a node that stops may end a
-        connection at the same moment.
+        A certificate counts as refused only after a second refusal in the handshake: a node that stops may
+        end a connection at the same moment.
         """
         now = asyncio.get_running_loop().time()
         if not isinstance(error, Unreachable) or self._tls is None:

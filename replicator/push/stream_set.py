@@ -1,9 +1,9 @@
-"""The streams of one session: one for each endpoint in use, as the client learns of endpoints.
+"""The streams of one session: one for each endpoint in use, updated as the client learns of endpoints.
 
 Invariants:
 - Two streams never lead to the same node, unless two configured endpoints do.
-- What a node acknowledges counts for the members that are known: `SessionSource.quorum` has them as soon as
-  they are.
+- Acknowledgements of nodes count for the known members: `SessionSource.quorum` has the members as soon as
+  they are known.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PushStreams:
 
     @property
     def counted(self) -> list[PushStream]:
-        """The streams to members, or to what may be one."""
+        """The streams that lead to members, or may lead to one."""
         endpoints = self._endpoints
         serving = {one.target: endpoints.node_of(one.target) for one in self.all if one.is_serving}
         return [self._streams[target] for target in endpoints.counted(self._streams, serving)]

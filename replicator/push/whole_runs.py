@@ -1,7 +1,7 @@
-"""Which items of a session go together: runs that are over, and small enough to be sent whole.
+"""Joins items of a session: runs that are over, and small enough to be sent whole.
 
-Pure. A publisher that was started many times while it reached no node leaves many such runs. Each on its own
-costs a message for its life, an answer to wait for, a chunk and a seal.
+Pure. A publisher that was started many times while it reached no node leaves many such runs. A run that is
+sent alone costs a message that announces it, an answer to wait for, a chunk and a seal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rt.log.format.constants import Buffer
 
 
 def joined(items: Sequence[Item]) -> Iterator[Item | WholeRuns]:
-    """The items in their order; whole runs that follow each other in as few messages as hold them."""
+    """The items in their order. Consecutive whole runs are joined in as few messages as possible."""
     runs: list[WholeRun] = []
     size = at = 0
     while at < len(items):
@@ -42,7 +42,9 @@ def joined(items: Sequence[Item]) -> Iterator[Item | WholeRuns]:
 
 
 def _whole_run(items: Sequence[Item], at: int) -> tuple[WholeRun | None, int]:
-    """The run that begins with the item at `at`, and what follows it; None if it is not whole."""
+    """The run that starts with the item at `at`, and the index after it. None, and the next index, if that
+    run is not whole.
+    """
     run = items[at]
     if not isinstance(run, Run):
         return None, at + 1

@@ -1,7 +1,7 @@
 """Boundaries of the batches of a session replica, which nodes compare.
 
-Invariant: a boundary is reported only if everything before it verified, columns and values. What is merged
-later is copied in the kernel, which verifies nothing.
+Invariant: a boundary is reported only if everything before it verified, columns and values. The later merge
+copies the bytes in the kernel, which verifies nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SegmentBoundaries(NamedTuple):
 
 
 def read_marks(disk: Disk, path: str, segment: SegmentId) -> list[ChecksummedBoundary]:
-    """The boundaries of a segment on disk, up to what does not verify; [] if it was trimmed."""
+    """The boundaries of a segment on disk, up to the first bytes that do not verify; [] if it was trimmed."""
     with storage_errors(path, "reading a segment"):
         header = read_header(disk, path, segment)
         if header is None:

@@ -33,7 +33,7 @@ THREADS: Final = 3
 QUICK_BYTES_MAX: Final = 64 * 1024
 """The most bytes that a sync in the event loop covers."""
 QUICK_S: Final = 0.005
-"""A sync in the event loop that takes longer is slow. After one, the threads sync for `SLOW_S`."""
+"""A sync in the event loop is slow if it takes longer. After a slow one, the threads sync for `SLOW_S`."""
 SLOW_S: Final = 1.0
 
 
@@ -62,8 +62,8 @@ class _Member(Struct):
     on_failed: OnFailed
     is_syncing: bool = False
     requested: SyncPoint | None = None
-    point: SyncPoint | None = None  # Up to where the running sync goes.
-    last: SyncPoint | None = None  # Up to where the last sync went that had anything to do.
+    point: SyncPoint | None = None  # The end of the running sync.
+    last: SyncPoint | None = None  # The end of the last sync that was not empty.
     error: RtError | None = None
 
     @property
@@ -98,7 +98,7 @@ class GroupCommit:
         self._idle.set()
 
     def add(self, receiver: Syncable, on_synced: OnSynced, on_failed: OnFailed) -> None:
-        """Add a receiver. The callbacks come in the loop's thread: `on_synced(point)` after each sync."""
+        """Add a receiver. Callbacks are called in the loop's thread: `on_synced(point)` after each sync."""
         self._members[receiver] = _Member(receiver, on_synced, on_failed)
 
     def discard(self, receiver: Syncable) -> None:
@@ -107,7 +107,9 @@ class GroupCommit:
         self._wanted.pop(receiver, None)
 
     def request_sync(self, receiver: Syncable) -> None:
-        """Sync next what the receiver has stored by now. Never called while something is being stored."""
+        """Request a sync of everything that the receiver has stored by now. Never call it while bytes are
+        being stored.
+        """
         member = self._members.get(receiver)
         if member is None or member.error is not None or self._is_closed:
             return
@@ -139,7 +141,7 @@ class GroupCommit:
             thread.join()
 
     def _sync_scheduled(self) -> None:
-        """Sync here if one small receiver is all there is, else in the threads."""
+        """Sync here if there is only one small receiver to sync, else in the threads."""
         self._is_scheduled = False
         members = list(self._wanted.values())
         if not self._running and len(members) == 1 and members[0].is_small:
@@ -158,7 +160,7 @@ class GroupCommit:
         """Share the receivers that are ready among the threads that are free."""
         free = len(self._threads) - self._running
         if free <= 0:
-            return  # Before all receivers are checked: there may be thousands.
+            return  # Return before all receivers are checked: there may be thousands.
         ready = [member for member in self._wanted.values() if not member.is_syncing]
         if not ready:
             return

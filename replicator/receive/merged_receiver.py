@@ -1,10 +1,10 @@
-"""Receives a merged log, whole or filtered: the one writer of a subscriber's or node's copy.
+"""Receives a merged log, whole or filtered: the only writer of a subscriber's or node's copy.
 
 Invariants:
-- Only whole blocks are stored, verified with all that they hold: offset, running checksums, values.
-- Positions follow each other. If the sender trimmed what comes next (`start_at`, `LogTrimmed`), the copy goes
-  on at a later segment, and its reader finds the gap by the positions.
-- In a filtered copy positions may jump; `end` says up to where it is complete.
+- Only whole blocks are stored, after everything in them was verified: offset, running checksums, values.
+- Positions follow each other. If the sender trimmed the next positions (`start_at`, `LogTrimmed`), the copy
+  continues at a later segment, and its reader detects the gap by the positions.
+- In a filtered copy positions may jump; the copy is complete up to `end`.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ class _Stretch(Struct):
 
 
 class MergedReceiver(Receiver[MergedScanner]):
-    """Made by `open`. `chain` is the merged chain at `next_offset` if the caller passed the one to start
-    from; otherwise it only compares within this object.
+    """Made by `open`. `chain` is the running checksum of the merged log at `next_offset`, if the caller
+    passed the checksum at the start. Otherwise its values can be compared only within this object.
     """
 
     def __init__(self, writer: LogWriter, disk: Disk, *, frame_bytes_max: int) -> None:
         self._disk = disk
-        self._chain = 0  # The merged chain where the last segment ended, while none is active.
+        self._chain = 0  # Running checksum at the end of the last segment if none is active.
         self._first: int | None = None
-        """The position at which `_skip_target` must begin; None if any position from `end` on will do."""
+        """The first position that `_skip_target` must have; None if any position from `end` on is allowed."""
         self._is_trimming = True
-        self._reason = TrimReason.FOLLOWED  # Why the sender last trimmed, as far as it has said so.
-        self._log_start = 0  # The first position that the sender keeps, as far as it has said so.
+        self._reason = TrimReason.FOLLOWED  # The reason of the sender's last trim, if reported.
+        self._log_start = 0  # The first position that the sender keeps, if reported.
         self._frames: list[PlacedBlock | PlacedBatch] = []
-        """The blocks after `next_offset` that have begun, and their batches, in order."""
+        """The blocks after `next_offset` that have started, and their batches, in order."""
         super().__init__(writer, frame_bytes_max=frame_bytes_max)
 
     @classmethod
@@ -74,11 +74,11 @@ class MergedReceiver(Receiver[MergedScanner]):
         follows_trims: bool = True,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> MergedReceiver:
-        """Lock and recover the copy (created if missing); it goes on where it ends.
+        """Lock and recover the copy (created if missing); it continues at its end.
 
-        `chain` is the merged chain at the start of the newest segment that is here, or at the log's start.
-        `follows_trims`: trim here what the sender trims. `rt.Corrupt`, `rt.DirectoryLocked`,
-        `rt.ClusterMismatch` (another cluster), storage errors.
+        `chain` is the running checksum of the merged log at the start of the copy's newest segment, or at the
+        log's start. With `follows_trims`, the copy trims the segments that the sender trims. `rt.Corrupt`,
+        `rt.DirectoryLocked`, `rt.ClusterMismatch` (another cluster), storage errors.
         """
         assert identity.kind is not LogKind.SESSION, identity
         writer = LogWriter.open(
@@ -107,7 +107,7 @@ class MergedReceiver(Receiver[MergedScanner]):
 
     @property
     def chain(self) -> int:
-        """The merged chain at `next_offset`."""
+        """The running checksum of the merged log at `next_offset`."""
         known = None if self._scanner is None else self._scanner.chain
         return self._chain if known is None else known
 
@@ -116,7 +116,7 @@ class MergedReceiver(Receiver[MergedScanner]):
         """The header checksum of the last block before `next_offset` in its segment; 0 if there is none, or
         it was trimmed.
 
-        Of a sealed segment it is read from disk: storage errors.
+        If the segment is sealed, the checksum is read from disk, which may raise storage errors.
         """
         scanner, active = self._scanner, self.active
         if scanner is None or active is None:
@@ -137,7 +137,7 @@ class MergedReceiver(Receiver[MergedScanner]):
                 return last_block_before(self._disk, self.path, header, file, last.size_bytes).checksum
 
     def drop_unfinished(self) -> None:
-        """As the base class; `start_at` says again what is skipped."""
+        """As in the base class. The skip is cleared too; `start_at` sets it again."""
         self._skip_target = self._first = None
         super().drop_unfinished()
 
@@ -166,13 +166,16 @@ class MergedReceiver(Receiver[MergedScanner]):
         self._reason, self._log_start = trimmed.reason or TrimReason.FOLLOWED, trimmed.log_start
         last = self.writer.last_id
         if last is None or trimmed.before > last:
-            if self._skip_target is None or trimmed.before > self._skip_target:  # Else it goes on even later.
+            # Else the copy continues at an even later segment.
+            if self._skip_target is None or trimmed.before > self._skip_target:
                 self._skip_target, self._first = trimmed.before, None
         elif self._is_trimming:
             self.trim(trimmed.before, self._reason)
 
     def complete(self, up_to: CompleteUpTo) -> None:
-        """Filtered: below that position only filtered messages are missing. Durable with the next sync."""
+        """Record for a filtered log that below that position only messages that were filtered out are
+        missing. Durable with the next sync.
+        """
         if self.identity.kind is not LogKind.FILTERED:
             raise ProtocolViolation("the log is not filtered", got=up_to.position)
         if self.active is not None and up_to.position > self.end:
@@ -277,7 +280,9 @@ class MergedReceiver(Receiver[MergedScanner]):
             self.writer.trim(header.id, self._reason)
 
     def _finish_skip(self, active: SegmentHeader) -> None:
-        """Finish a skip that a crash interrupted: the segment began, and what is before it was kept."""
+        """Finish a skip that a crash interrupted: the segment was started, but earlier segments were not
+        trimmed.
+        """
         sealed = self.writer.table.segments
         if self._is_trimming and sealed and sealed[-1].end < active.first:
             self.writer.trim(active.id, TrimReason.FOLLOWED)

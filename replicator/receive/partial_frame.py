@@ -1,7 +1,8 @@
-"""The bytes of a frame that has come in part.
+"""The bytes of a frame that was received in part.
 
-Invariant: it takes as much memory as there are bytes, whatever size the frame claims, and returns all of it
-to the kernel when it is dropped. A growing bytearray would be moved again and again, and leave holes.
+Invariant: it uses memory only for the bytes that it has, whatever size the frame claims. It returns all of
+this memory to the kernel when it is dropped. A growing bytearray would be moved repeatedly, and leave holes
+in the memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Receives a log: the one writer of a copy, without network and without asyncio.
+"""Receives a log: the only writer of a copy, without network and without asyncio.
 
 Invariants:
 - Only whole, verified frames are stored, each at the offset it has at the sender. So a copy is a prefix of
-  the log, byte for byte, from where it began.
+  the log, byte for byte, from the copy's start on.
 - Bytes that do not verify or do not follow are refused with an error that names their offset. Earlier bytes
   stay, and the copy can continue at `next_offset`.
 - Bytes of an unfinished frame are in memory, bounded by the largest frame allowed.
@@ -37,18 +37,22 @@ class NotQuick(Exception):
 
 
 class Receiver(ABC, Generic[AnyScanner]):
-    """What copies of sessions and merged logs have in common. Made by `open` of its subclass."""
+    """Common part of the receivers of sessions and merged logs. Made by `open` of a subclass."""
 
     def __init__(self, writer: LogWriter, *, frame_bytes_max: int) -> None:
         self.writer = writer
-        """Only the receiver calls what changes the log. `table` lists what is sealed and trimmed."""
+        """Only the receiver calls its methods that change the log. `table` lists the sealed and trimmed
+        segments.
+        """
         self._scanner: AnyScanner | None = None  # Walks the active segment; None while none is active.
         self._frame_bytes_max = frame_bytes_max
         self._partial = PartialFrame()
         """Bytes after `next_offset` that are no whole frame or segment header yet."""
         self._starting: SegmentId | None = None  # The segment whose header was received in part.
         self._skip_target: SegmentId | None = None
-        """If set, the next segment: it need not follow the last one, because those between are not needed."""
+        """The next segment, if set. It need not follow the last segment: the segments between them are not
+        needed.
+        """
         self._files_lock = threading.Lock()
         """Held while files are closed or synced, so that none is closed while it is synced."""
         self._needed = 0  # Bytes that the scanner needs from its offset on, to verify the next piece.
@@ -65,8 +69,8 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     @property
     def next_offset(self) -> LogOffset | None:
-        """Where the sender must continue: after the last whole frame here, or at a later segment if the ones
-        between are skipped. None if nothing is here.
+        """Where the sender must continue: after the last whole frame of the copy, or at a later segment if
+        the segments between are skipped. None if the copy is empty.
         """
         return self._stored_offset() if self._skip_target is None else LogOffset(*self._skip_target, 0)
 
@@ -85,7 +89,9 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     @property
     def durable(self) -> LogOffset | None:
-        """Everything before it is on disk: what `open` recovered, and what `record_synced` reported."""
+        """Everything before this offset is on disk: bytes that `open` recovered, and bytes that
+        `record_synced` reported.
+        """
         return self._durable[0]
 
     @property
@@ -115,7 +121,7 @@ class Receiver(ABC, Generic[AnyScanner]):
             self._scanner = self._rewind(self._scanner)
 
     def append(self, chunk: Chunk) -> None:
-        """Verify and append. Whole frames can be read when this returns, and are not synced.
+        """Verify and append. When this returns, whole frames can be read, but they are not synced.
 
         `rt.ProtocolViolation` if the chunk does not follow, `rt.Corrupt` if it does not verify (`offset` is
         in the sender's segment; earlier frames are stored), `rt.BadContents` if no reader could decode it,
@@ -140,7 +146,7 @@ class Receiver(ABC, Generic[AnyScanner]):
             if self._starting is None:
                 self._check_start(place)
                 self._starting = place.segment
-                self._partial, self._needed = PartialFrame(), 0  # The rest of a skipped segment.
+                self._partial, self._needed = PartialFrame(), 0  # Drop the rest of a skipped segment.
             self._check_follows(place, LogOffset(*self._starting, len(self._partial)))
             try:
                 chunk = self._handle_header(chunk)
@@ -172,7 +178,9 @@ class Receiver(ABC, Generic[AnyScanner]):
             self._became_durable(place, self.end)
 
     def sync_point(self) -> SyncPoint | None:
-        """All that is stored, for `sync_to`; None if it is known to be durable. Never during `append`."""
+        """The end of the stored bytes, for `sync_to`; None if they are known to be durable. Never call it
+        during `append`.
+        """
         if self._scanner is None or self._durable == (self._stored_offset(), self.end):
             return None
         return self.writer.sync_point()
@@ -187,7 +195,9 @@ class Receiver(ABC, Generic[AnyScanner]):
             self.writer.sync_to(point)
 
     def record_synced(self, point: SyncPoint | None) -> None:
-        """`sync_to(point)` returned; None if there was nothing to sync because sealing had synced it."""
+        """Record that `sync_to(point)` returned. `point` is None if there was nothing to sync because sealing
+        had synced it.
+        """
         if point is not None:
             self._became_durable(LogOffset(*point.id, point.offset), point.end)
 
@@ -213,7 +223,7 @@ class Receiver(ABC, Generic[AnyScanner]):
             self._scanner = None
             self.writer.close()
 
-    # What differs by the kind of log
+    # Methods that depend on the kind of log
 
     @abstractmethod
     def _check_start(self, place: LogOffset) -> None:
@@ -290,10 +300,12 @@ class Receiver(ABC, Generic[AnyScanner]):
         self._became_durable(LogOffset(*header.id, SEGMENT_HEADER_BYTES), header.first)
 
     def _before_seal(self, sealed: SegmentSealed | None) -> None:
-        """The active segment will be sealed now: the sender did, or (None) the rest of it is skipped."""
+        """Called before the active segment is sealed: the sender has sealed it, or (None) the rest of it is
+        skipped.
+        """
 
     def _before_start(self, header: SegmentHeader) -> None:
-        """A segment begins that may not follow. The files are locked."""
+        """Called before a segment starts that may not follow the last one. The files are locked."""
 
     def _handle_frames(self, chunk: Chunk, *, is_quick: bool) -> None:
         scanner = self._scanner

@@ -1,9 +1,9 @@
-"""Receives a session: the one writer of a session replica.
+"""Receives a session: the only writer of a session replica.
 
 Invariants:
-- Only bytes of the started run are accepted, in segments with its run id, in the publisher's order.
-  A segment begins after the one before is sealed, a run after the sender sealed the last segment of the run
-  before. Segments may be skipped if they are merged (`skip_to`).
+- Only bytes of the started run are accepted, in segments with its run id, in the publisher's order. A segment
+  starts after the previous one is sealed. A run starts after the sender has sealed the last segment of the
+  previous run. Segments may be skipped if they are merged (`skip_to`).
 - Replicas of one session have the same bytes on all nodes.
 """
 
@@ -37,7 +37,7 @@ from rt.log.scan.scanner import ScanResult, SessionScanner
 from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint, WholeSegment
 
 _ONE_MESSAGE_BYTES: Final = 4096
-"""What a batch of one message needs beside its value, at most: headers, padding, the longest topic."""
+"""The most bytes that a batch of one message needs besides its value: headers, padding, the longest topic."""
 FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + _ONE_MESSAGE_BYTES
 
 _LARGE_CHECKS: Final = threading.BoundedSemaphore(2)
@@ -45,7 +45,7 @@ _LARGE_CHECKS: Final = threading.BoundedSemaphore(2)
 
 
 class _Merged(NamedTuple):
-    """Everything before `offset` is merged; `number` comes next, if it is known."""
+    """Everything before `offset` is merged; `number` is the next number to merge, if it is known."""
 
     offset: LogOffset
     number: int | None
@@ -56,19 +56,21 @@ class SyncedBatches(NamedTuple):
     """What is on disk after a sync."""
 
     boundaries: list[SegmentBoundaries]
-    """Those that were not returned before, all of them before `durable`."""
+    """The boundaries that were not returned before. All of them are before `durable`."""
     durable: LogOffset | None
     end: int
     """The number that follows at `durable`."""
 
 
 class SessionReceiver(Receiver[SessionScanner]):
-    """Made by `open`. `recovered`: the batch boundaries of the segment that was active then, all durable."""
+    """Made by `open`. `recovered`: the batch boundaries of the segment that was active at that time, all
+    durable.
+    """
 
     def __init__(self, writer: LogWriter, *, frame_bytes_max: int) -> None:
         self.recovered: list[SegmentBoundaries] = []
         self._unsynced: deque[SegmentBoundaries] = deque()
-        """Of each append. `on_synced` may remove the oldest while another thread appends."""
+        """The boundaries of each append. `on_synced` may remove the oldest while another thread appends."""
         self._run: Run | None = None
         self._ended: SegmentId | None = None  # The last segment of its run, as the sender reported.
         self._merged = _Merged(NOWHERE, None)
@@ -88,8 +90,8 @@ class SessionReceiver(Receiver[SessionScanner]):
     ) -> SessionReceiver:
         """Lock and recover the replica (created if missing); it continues at its end.
 
-        Everything before `at` is merged, so segments before it are trimmed if one is incomplete, and `number`
-        comes next: see `skip_to`. `rt.Corrupt`, `rt.DirectoryLocked`, `rt.ClusterMismatch` (another
+        Everything before `at` is merged. So the segments before it are trimmed if one of them is incomplete.
+        `number` comes next: see `skip_to`. `rt.Corrupt`, `rt.DirectoryLocked`, `rt.ClusterMismatch` (another
         incarnation), storage errors.
         """
         assert identity.kind is LogKind.SESSION, identity
@@ -142,14 +144,14 @@ class SessionReceiver(Receiver[SessionScanner]):
         self._run = run
 
     def may_append_whole(self, run: WholeRun) -> bool:
-        """Whether a whole run comes next, and no segment is active or begun."""
+        """Whether this whole run comes next, and no segment is active or started."""
         is_free = self._scanner is None and self._starting is None and self._skip_target is None
         return is_free and self._is_due(run.items[1].start)
 
     def append_whole(self, runs: Sequence[WholeRun]) -> None:
         """`start_run`, `append` and `seal` for runs that follow each other; durable on return, all or none.
 
-        `may_append_whole` must be true of the first one. Raises the errors of these three.
+        `may_append_whole` must be true for the first run. Raises the errors of these three methods.
         """
         self.writer.check_usable()
         known, self._is_jump = self._run, False
@@ -197,9 +199,9 @@ class SessionReceiver(Receiver[SessionScanner]):
         """Everything before `at` is merged: a replica that ends in an earlier segment continues at the start
         of the segment of `at`.
 
-        Earlier segments are trimmed unless `keep`. `number` must be merged next. With it the sender may also
-        continue at a later segment of that run, if that begins with `number`: the sender may have trimmed
-        the ones between. Not during `append`; repeat it while merging continues.
+        Earlier segments are trimmed unless `keep`. `number` must be merged next. If it is given, the sender
+        may also continue at a later segment of that run, if that segment starts with `number`: the sender may
+        have trimmed the segments between. Do not call it during `append`. Repeat it while merging continues.
         """
         if at >= self._merged.offset:
             self._merged = _Merged(at, number, keep)
@@ -218,9 +220,10 @@ class SessionReceiver(Receiver[SessionScanner]):
         self._skip_target = at.segment
 
     def on_synced(self, point: SyncPoint | None) -> SyncedBatches:
-        """`record_synced`. Returns what became durable, also of segments sealed since.
+        """Call `record_synced`. Return what became durable, also in segments that were sealed since.
 
-        Another thread may seal meanwhile. What that makes durable is returned by the next call.
+        Another thread may seal a segment meanwhile. The next call returns the boundaries that this makes
+        durable.
         """
         self.record_synced(point)
         durable, end = self._durable
@@ -279,9 +282,9 @@ class SessionReceiver(Receiver[SessionScanner]):
             raise violation(f"{header.id} begins with number {header.first}", header.id, expected)
 
     def _check_seal(self, sealed: SegmentSealed, place: LogOffset) -> bool:
-        """A publisher that lost unsynced bytes ends its run before the end of the replica, which keeps them.
+        """If a publisher lost unsynced bytes, its run ends before the end of the replica, which keeps them.
 
-        Such a seal counts when it is repeated as the last of its run. Until then nothing is sealed.
+        Such a seal counts when it is repeated as the last seal of its run. Until then nothing is sealed.
         """
         is_whole = sealed.end_offset == place and not self._partial and sealed.end == self.end
         offset = sealed.end_offset.offset

@@ -1,9 +1,10 @@
-"""The session replica of a node, as its event loop holds it: what arrives, is synced and is reported.
+"""The session replica of a node in its event loop: receiving, syncing and reporting.
 
 Invariants:
-- One thing at a time is done to the receiver, in the loop if it is quick, else in a thread, so that the loop
+- Only one operation of the receiver runs at a time: in the loop if it is quick, else in a thread. So the loop
   never waits for a disk.
-- What a stream reports as durable was synced before. It is reported at once, because the sender waits for it.
+- Bytes that a stream reports as durable were synced before. They are reported at once, because the sender
+  waits for the report.
 - A replica whose disk failed, or that was fenced, accepts nothing more.
 """
 
@@ -28,17 +29,21 @@ from rt.errors import Closed, Overloaded, RtError, StorageFailed
 from rt.log.write.writer import SyncPoint
 
 UNFINISHED_BYTES_MAX: Final = 2**28 + 2**24
-"""One of the largest messages, and 16 MiB for all others. Messages that do not fit are sent again."""
+"""Room for one message of the largest size, and 16 MiB for all others. Messages that do not fit are sent
+again.
+"""
 STALLED_SECONDS: Final = 5.0
 SLOW_BYTES_S: Final = 2**20
-"""A batch that has come for `STALLED_SECONDS`, at fewer bytes a second, makes room for others."""
+"""A batch makes room for others if it has been arriving for `STALLED_SECONDS` at fewer bytes a second."""
 STILL_SECONDS: Final = 1.0
 """A batch that did not grow for this time is the first to make room when memory is short."""
 LARGE_BYTES: Final = 2**21
 """Smaller unfinished batches make no room: most of their memory is in gRPC."""
 
 MERGED_SECONDS_MAX: Final = 0.03
-"""A report of what is merged may wait this long for one of what is synced: each costs as much as a chunk."""
+"""How long a report of merged messages may wait for a report of synced bytes: each report costs the same as a
+chunk.
+"""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -70,15 +75,15 @@ class UnfinishedBytes:
         self._now = now
         self._held: dict[SessionReceiver, _Unfinished] = {}
         self.total = 0
-        self._leaving = 0  # Of `total`, the bytes of the batches that were interrupted.
+        self._leaving = 0  # The bytes of interrupted batches; included in `total`.
 
     def record(
         self, receiver: SessionReceiver, interrupt: Callable[[RtError], None] = lambda _: None
     ) -> None:
-        """Count what this receiver holds now.
+        """Count the bytes that this receiver holds now.
 
-        Above the bound `interrupt` is called for the slowest, which must call `release`. If none is slow,
-        this receiver's batch is dropped: `rt.Overloaded`.
+        Above the bound, `interrupt` of the slowest batch is called, and the owner of that batch must call
+        `release`. If no batch is slow, this receiver's batch is dropped: `rt.Overloaded`.
         """
         self._set(receiver, receiver.unfinished_bytes, interrupt)
         while self.total - self._leaving > self._bytes_max:
@@ -93,10 +98,11 @@ class UnfinishedBytes:
         self._set(receiver, 0, lambda _: None)
 
     def make_room(self, size: int) -> int:
-        """Memory is short: have large batches of `size` together come again. How many bytes are leaving.
+        """Memory is short: interrupt large batches of `size` bytes together. Return how many bytes are
+        leaving.
 
-        Those that nothing came of for `STILL_SECONDS` leave first, then the newest. The oldest of the others
-        stays, so that one is always finished.
+        The interrupted batches are sent again. Batches that did not grow for `STILL_SECONDS` leave first,
+        then the newest. The oldest of the others stays, so that one batch is always finished.
         """
         before_s = self._now() - STILL_SECONDS
         staying = [one for one in self._held.values() if not one.is_leaving and one.held >= LARGE_BYTES]
@@ -114,7 +120,7 @@ class UnfinishedBytes:
         one.interrupt(self._overloaded(one.path))
 
     def _slowest(self) -> _Unfinished | None:
-        """Of the batches that come slowly, the slowest."""
+        """The slowest of the batches that arrive slowly."""
         now = self._now()
         slow = [
             (one.held / (now - one.since_s), number, one)
@@ -153,10 +159,10 @@ class UnfinishedBytes:
 
 
 class SessionReplicaWriter:
-    """A session's receiver, shared by what feeds it: its publisher's stream, or a peer's replica.
+    """A session's receiver, shared by its sources: the publisher's stream, or a peer's replica.
 
-    `on_marks` gets the boundaries that became durable, `on_failed` the failure of the disk, both in the loop.
-    Writers that share `unfinished` share the memory for large messages.
+    `on_marks` is called with the boundaries that became durable, `on_failed` with the failure of the disk,
+    both in the loop. Writers that share `unfinished` share the memory for large messages.
     """
 
     def __init__(
@@ -196,9 +202,9 @@ class SessionReplicaWriter:
     async def next_progress(
         self, told: PushProgress | None, is_over: Callable[[], bool] = lambda: False
     ) -> PushProgress:
-        """The progress when it differs from `told`, or `is_over`, which `wake` asks again.
+        """Wait until the progress differs from `told`, or `is_over` returns True; return the progress.
 
-        Raises the refusal, once there is one.
+        `wake` causes a new call of `is_over`. Raises the refusal, once there is one.
         """
         while self._refusal is self._interruption is None and self._progress == told and not is_over():
             await self._changed.wait()
@@ -208,7 +214,7 @@ class SessionReplicaWriter:
     async def wait_durable(self, place: LogOffset) -> None:
         """Return when everything before `place` is durable. Raises the refusal, once there is one.
 
-        What ends the present stream does not end this wait.
+        An error that only ends the current stream does not end this wait.
         """
         while self._refusal is None and self._progress.durable < place:
             await self._changed.wait()
@@ -216,7 +222,7 @@ class SessionReplicaWriter:
             raise self._refusal
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
-        """Store it; the receiver's errors. `next_progress` reports later what is durable."""
+        """Store the item. `next_progress` reports later what is durable. Raises the receiver's errors."""
         receiver = self.receiver
         async with self._alone:
             self._check()
@@ -233,7 +239,7 @@ class SessionReplicaWriter:
                 self._sync.request_sync(receiver)
 
     async def append_whole(self, runs: Sequence[WholeRun]) -> bool:
-        """Store whole runs, durable on return; False, with nothing done, if they do not come next."""
+        """Store whole runs, durable on return. Return False and do nothing if they do not come next."""
         receiver = self.receiver
         async with self._alone:
             self._check()
@@ -249,13 +255,15 @@ class SessionReplicaWriter:
         return True
 
     async def start_run(self, run: Run) -> None:
-        """A stream begins, or continues, with the bytes of an open run."""
+        """Accept the bytes of an open run, with which a stream starts or continues."""
         async with self._alone:
             self._check()
             self.receiver.start_run(run)
 
     async def restart(self) -> None:
-        """A stream has ended, or another takes over: the next one sends from `receiver.next_offset` on."""
+        """Prepare for the next stream, which sends from `receiver.next_offset` on. Called when a stream has
+        ended, or another one takes over.
+        """
         async with self._alone:
             self.receiver.drop_unfinished()
             self._unfinished.release(self.receiver)
@@ -265,7 +273,9 @@ class SessionReplicaWriter:
     async def call_alone(
         self, act: Callable[_Arguments, _Result], *arguments: _Arguments.args, **options: _Arguments.kwargs
     ) -> _Result:
-        """Call a function of the receiver (trim it, skip forward) in a thread, with nothing beside it."""
+        """Call a function of the receiver (trim it, skip forward) in a thread, while no other operation of it
+        runs.
+        """
         async with self._alone:
             try:
                 return await run_to_end(self._pool, lambda: act(*arguments, **options))
@@ -273,9 +283,10 @@ class SessionReplicaWriter:
                 self._sync.request_sync(self.receiver)
 
     def record_merged(self, place: LogOffset, number: int, *, is_urgent: bool) -> None:
-        """The merge of everything before `place`, which is number `number`, is committed.
+        """Record that the merge of everything before `place`, which is number `number`, is committed.
 
-        It is reported at once if `is_urgent`, else with what is synced next, within `MERGED_SECONDS_MAX`.
+        It is reported at once if `is_urgent`, else with the next report of synced bytes, within
+        `MERGED_SECONDS_MAX`.
         """
         told = self._progress
         if place >= told.merged:
@@ -288,13 +299,15 @@ class SessionReplicaWriter:
                 self._waking = asyncio.get_running_loop().call_later(MERGED_SECONDS_MAX, self.wake)
 
     def refuse(self, error: RtError) -> None:
-        """Accept nothing from now on: every stream gets `error`. The first one stays."""
+        """Accept nothing from now on: every stream gets `error`. If there is a refusal already, it stays."""
         if self._refusal is None:
             self._refusal = error
             self.wake()
 
     async def close(self) -> None:
-        """Wait for what is running, then release the files. Unsynced bytes are not promised."""
+        """Wait for the running operation, then release the files. There is no guarantee for unsynced
+        bytes.
+        """
         self.refuse(Closed("the session replica is closed", where=self.receiver.path, hint="Try again."))
         self._sync.discard(self.receiver)
         async with self._alone:
@@ -326,7 +339,7 @@ class SessionReplicaWriter:
         self._on_failed(error)
 
     def wake(self) -> None:
-        """Wake `next_progress`, which asks again whether it is over."""
+        """Wake `next_progress`, which then calls `is_over` again."""
         if self._waking is not None:
             self._waking.cancel()
             self._waking = None

@@ -103,9 +103,10 @@ class WatchHub:
             self._watched[path].mark_changed()
 
     def listen(self, watched: WatchedDirectory, *, to_writes: bool) -> None:
-        """Whether writes to files are changes. They stay so if the directory has another user, or is polled.
+        """Set whether writes to files are changes. They stay so if the directory has another user or is
+        polled.
 
-        The caller looks for itself for what was written before it listens again.
+        The caller itself must check for writes that happened before it listens again.
         """
         watch = watched.watch
         if watch is None or watch not in self._by_watch or self._inotify is None:
@@ -115,12 +116,13 @@ class WatchHub:
         mask = flags.ONLYDIR | (_CHANGES if to_writes else _CHANGES & ~flags.MODIFY)
         found: int | None = None
         with contextlib.suppress(OSError):
-            found = self._inotify.add_watch(watched.path, mask)  # Of the same directory it changes the watch.
+            # For the same directory this changes the watch.
+            found = self._inotify.add_watch(watched.path, mask)
         if found == watch:
             return
-        watched.mark_changed()  # It was removed, or replaced by another: its user finds out.
+        watched.mark_changed()  # The directory was removed or replaced: its user finds out.
         if to_writes:
-            watched.start_polling()  # Or it is back by then, or could not be watched for another reason.
+            watched.start_polling()  # The directory may be back by then, or adding the watch failed.
         if found is None:
             return
         if found in self._by_watch:

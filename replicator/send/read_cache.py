@@ -1,11 +1,12 @@
-"""What several senders of one session directory read, so that it is read and verified once.
+"""Reads that several senders of one session directory share, so that bytes are read and verified once.
 
 Invariants:
-- A read that was dropped is read again. A read that is here was verified by the sender that put it.
-- It holds what the slowest stream still needs, `bytes_max` at most.
+- A read that was dropped is repeated. A read in the cache was verified by the sender that put it there.
+- The cache holds the reads that the slowest stream still needs, `bytes_max` at most.
 
-Streams at the same offset stay together. Reads end at the same offsets wherever a sender began
-(`replicator.send.segment_reader`), and no stream of a round sees more of a segment than the first one did.
+Streams at the same offset stay together. Reads end at the same offsets wherever a sender started
+(`replicator.send.segment_reader`), and no stream of a round sees more of a segment than the first stream of
+the round did.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from rt.log.disk import File
 from rt.log.format.segment import SegmentId
 
 SHARED_BYTES_MAX: Final = 8 * 2**20
-"""The newest reads are kept: some chunks more than the distance of streams of one speed."""
+"""The newest reads are kept. Their size is some chunks more than the distance between streams of the same
+speed.
+"""
 
 
 class CachedRead(NamedTuple):
@@ -47,13 +50,13 @@ class ReadCache:
         self._table_head = None
 
     def table_head(self, read: Callable[[], bytes | None], *, is_fresh: bool) -> bytes | None:
-        """The first bytes of the table when a stream last needed them in this round, or now if `is_fresh`."""
+        """The first bytes of the table, as last read in this round. They are read now if `is_fresh`."""
         if self._table_head is None or is_fresh:
             self._table_head = (read(),)
         return self._table_head[0]
 
     def size(self, segment: SegmentId, file: File) -> int:
-        """The size of a segment when a stream first asked in this round."""
+        """The size of a segment at the first call in this round."""
         known = self._sizes.get(segment)
         if known is None:
             known = self._sizes[segment] = file.size()
@@ -71,7 +74,7 @@ class ReadCache:
             self._bytes -= len(self._reads.pop(next(iter(self._reads))).data)
 
     def prune_before(self, offset: LogOffset) -> None:
-        """No stream needs bytes before `offset`."""
+        """Drop reads before `offset`: no stream needs them."""
         for start in [start for start in self._reads if start < offset]:
             self._bytes -= len(self._reads.pop(start).data)
         for key in [key for key in self._encoded if key[0] < offset]:

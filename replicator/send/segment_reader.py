@@ -1,14 +1,14 @@
 """Reads one segment to send it: whole, verified frames (batches or blocks), in chunks.
 
 Invariants:
-- A session's batches are verified whole. Of a merged log's blocks all but the values is verified; the
-  receiver verifies the values.
+- A session's batches are verified whole. In the blocks of a merged log, everything but the values is
+  verified; the receiver verifies the values.
 - Bytes that are not whole, or do not verify, may be half written: `read_chunks` then returns nothing and
   `problem` says why.
 - Senders of one session share a `ReadCache`: its reads end at the last batch before a multiple of
   `_GRID_BYTES`, so that senders with different starts soon read the same pieces.
 - A reader without a cache keeps no bytes of an incomplete frame: it reads them again when it returns them. So
-  it holds one or two chunks, however large messages are.
+  it holds one or two chunks, even if messages are large.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class SegmentReader:
     def read_chunks(self, bytes_max: int, *, is_fresh: bool = False) -> list[Chunk]:
         """The next chunks, at most a chunk more than `bytes_max`. Empty if nothing more verifies now.
 
-        All senders of a round see the size that the first one saw. `is_fresh`: read what was written since.
+        All senders of a round see the size that the first sender saw. With `is_fresh`, bytes that were
+        written since then are read too.
         """
         chunks: list[Chunk] = []
         taken = 0
@@ -193,7 +194,8 @@ class SegmentReader:
     def _read_verified(self, start: int, *, is_fresh: bool) -> _Piece | None:
         cache, is_session = self._cache, isinstance(self._scanner, SessionScanner)
         end = self._file.size() if cache is None or is_fresh else cache.size(self.header.id, self._file)
-        # A read of a merged log goes on to the end of the last block: a batch more, and still one chunk.
+        # A read of a merged log continues to the end of the last block. With this further batch it is still
+        # one chunk.
         size = min(end - start, self.chunk_bytes if is_session else self.chunk_bytes * 3 // 4)
         if cache is not None:
             size = min(end - start, (start + CHUNK_BYTES_MAX) // _GRID_BYTES * _GRID_BYTES - start)

@@ -3,9 +3,9 @@
 Invariants:
 - Items continue the earlier ones without gap or repeat, whatever the writer does: rolls, trims, crashes,
   restarts.
-- Bytes that do not verify yet are waited for. Bytes that were known to be good and are not raise
-  `rt.Corrupt`.
-- A run is announced before its first bytes, and a segment is sealed after its last.
+- The sender waits for bytes that do not verify yet. `rt.Corrupt` is raised if bytes that were known to be
+  good no longer verify.
+- A run is announced before its first bytes, and a segment is sealed after its last bytes.
 - In a merged log a trim is announced before the first item that follows it.
 
 No network, no threads, no clock: an event loop asks for `items` when the directory changed.
@@ -46,10 +46,10 @@ ITEMS_MAX: Final = 4 * WHOLE_RUNS_MAX
 class Sender:
     """The items of the log in `path` from `start` on; None: from the oldest segment that is kept.
 
-    `start` is where the receiver's whole batches or blocks end. If the log has not grown to it yet, nothing
-    is returned. If it was trimmed, the oldest bytes that are kept come next, and the receiver judges.
-    `rt.Diverged` if it lies inside a batch or block. Senders of one session directory may share their reads.
-    For one thread.
+    `start` is where the receiver's whole batches or blocks end. If the log has not grown to `start` yet,
+    nothing is returned. If `start` was trimmed, the oldest bytes that are kept come next, and the receiver
+    decides about them. `rt.Diverged` if `start` is inside a batch or block. Senders of one session directory
+    may share their reads. For one thread.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sender:
         self._shared = shared
         self._reader: SegmentReader | None = None
         self._resume_at = start or LogOffset(0, 0, 0)
-        """Without a reader: where the next one begins, or in a later segment."""
+        """If there is no reader: where the next one starts, unless it starts in a later segment."""
         self._sealed: SegmentSealed | None = None  # The seal that was returned last.
         self._chunk_bytes = CHUNK_BYTES_MAX
         self._run_number: int | None = None
@@ -83,8 +83,8 @@ class Sender:
         return self._reader.next_offset if self._reader else self._resume_at
 
     def is_recent(self, bytes_max: int, read_bytes: int) -> bool:
-        """Whether what comes next is among the last `bytes_max` bytes of the segment that is written now, and
-        the next `read_bytes` are in memory.
+        """Whether the next bytes to send are among the last `bytes_max` bytes of the segment that is being
+        written, and the next `read_bytes` are in memory.
         """
         reader = self._reader
         if reader is None or self._view.sealed(reader.header.id) is not None:
@@ -98,12 +98,13 @@ class Sender:
         return self._reader is not None and self._reader.is_inside_frame
 
     def items(self, bytes_max: int = CHUNK_BYTES_MAX, *, chunk_bytes: int = CHUNK_BYTES_MAX) -> list[Item]:
-        """The items that are there now, until their chunks hold up to a chunk more than `bytes_max`.
+        """The items that are available now, until their chunks hold `bytes_max` bytes, or up to a chunk more.
 
-        No chunk is larger than `chunk_bytes`. Of many small segments it is about `ITEMS_MAX` items.
+        No chunk is larger than `chunk_bytes`. If there are many small segments, about `ITEMS_MAX` items are
+        returned.
 
-        Never blocks but for the disk. `rt.Corrupt`, `rt.Diverged`, `rt.LogNotFound`, storage errors. Earlier
-        items stay good, and what precedes the fault is returned before it is raised.
+        Blocks only for the disk. `rt.Corrupt`, `rt.Diverged`, `rt.LogNotFound`, storage errors. Earlier items
+        stay good, and the items before the fault are returned before it is raised.
         """
         found: list[Item] = []
         self._chunk_bytes = chunk_bytes
@@ -133,14 +134,16 @@ class Sender:
                 break
 
     def _advance(self, found: list[Item]) -> bool:
-        """The open segment has nothing more: find what comes next. False if nothing does now."""
+        """Find what comes next, because the open segment has no more bytes. False if nothing comes next
+        now.
+        """
         self._poll(found)
         if self._reader is None:
             return self._open_next(found)
         return self._at_end(self._reader, found)
 
     def _poll(self, found: list[Item], *, is_fresh: bool = False) -> bool:
-        """Whether the table changed. Trims of a merged log that it shows are emitted at once."""
+        """Return whether the table changed. If it shows trims of a merged log, they are emitted at once."""
         if not self._view.poll(is_fresh=is_fresh):
             return False
         if self.identity.kind is not LogKind.SESSION:
@@ -179,7 +182,7 @@ class Sender:
     def _is_past_end(self, entry: SealedSegment) -> bool:
         """Whether `_resume_at` is the end of a sealed segment, or after it.
 
-        A receiver has more than this host if the host lost power: what it holds stays good.
+        A receiver has more bytes than this host if the host lost power: these bytes stay good.
         """
         if self._resume_at.offset <= entry.size_bytes:
             return entry.is_trimmed and self._resume_at.offset == entry.size_bytes > 0

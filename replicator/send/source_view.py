@@ -2,7 +2,7 @@
 
 Invariants:
 - The table is read again only if its first bytes, which hold its checksum, have changed.
-- What is asked after a `poll` is answered from what that poll read.
+- Answers after a `poll` come from the state that this poll read.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SourceView:
         for entry in entries[bisect_left(entries, segment, key=attrgetter("id")) :]:
             if not entry.is_trimmed:
                 return entry.id
-        # Only in the directory: newer than all segments of the table.
+        # A segment that is only in the directory is newer than all segments of the table.
         last = entries[-1].id if entries else SegmentId(-1, -1)
         for found in list_segments(self._disk, self.path):
             if found >= segment and found > last and self._disk.size(segment_path(self.path, found)):

@@ -1,11 +1,12 @@
 """A filtered log, made from a merged log while it is sent: only the batches that may hold a selected topic.
 
 Invariants:
-- No batch with a selected topic is left out. A batch passes or not as a whole; readers filter its messages.
-  So others pass too: if it has other topics besides, or if its columns are too large or cannot be read.
+- No batch with a selected topic is left out. A batch passes as a whole or not at all; readers filter its
+  messages. So messages of other topics pass too: if the batch also has other topics, or if its columns are
+  too large or cannot be read.
 - Each batch that passes becomes a block of its own, with its true positions, skipped messages and running
-  checksums, in a segment of the same name. So the bytes depend only on the merged log, the topics and where
-  the receiver began.
+  checksums, in a segment of the same name. So the bytes depend only on the merged log, the topics and the
+  receiver's start.
 - The receiver learns up to which position it has everything, also if nothing passes (`CompleteUpTo`).
 """
 
@@ -48,7 +49,7 @@ from rt.log.scan.placed_batches import PlacedBatch
 from rt.log.scan.scanner import MergedScanner, PlacedBlock, ScanResult, in_order
 
 COLUMNS_BYTES_MAX: Final = 512 * 1024
-"""A batch with larger columns passes whatever its topics are: no more of a batch is kept in memory."""
+"""A batch with larger columns passes with any topics: no more bytes of a batch are kept in memory."""
 
 
 class TopicFilter:
@@ -78,9 +79,9 @@ class TopicFilter:
 class FilteredScan:
     """Turns the items of a merged log into those of a filtered one, for one receiver.
 
-    The items begin where `scanner` stands, or with a segment's header if it is None. `header` is that of the
-    scanner's segment. The receiver has everything below position `end`, in filtered segments up to `offset`
-    (None: nothing yet).
+    The items start at the scanner's offset, or with a segment's header if `scanner` is None. `header` is the
+    header of the scanner's segment. The receiver has everything below position `end`, in filtered segments up
+    to `offset` (None: nothing yet).
     """
 
     def __init__(
@@ -97,13 +98,13 @@ class FilteredScan:
         self._scanner = scanner
         self._header = header
         self._next_offset = offset
-        self._end = end  # Everything that passes below it was returned.
+        self._end = end  # Everything below it that passes was returned.
         self._reported_end = end  # The last `_end` that the receiver learns from the items so far.
         self._declared: set[int] = set()  # Session ids that this object declared in this segment.
         self._partial = bytearray()  # The start of a header or batch that is not decided yet.
         self._needed = 0  # How many bytes of it the scanner needs.
         self._chunk_bytes = CHUNK_BYTES_MAX
-        self._pass_bytes = 0  # The next bytes that belong to the last batch that was decided.
+        self._pass_bytes = 0  # The number of next bytes that belong to the last decided batch.
         self._is_passing = False  # Whether that batch passes.
         self._block: PlacedBlock | None = None
         self._block_chain = 0  # The source's running checksum before the next batch of that block.
@@ -112,15 +113,18 @@ class FilteredScan:
     def within(
         cls, topics: Collection[str], scanner: MergedScanner, header: SegmentHeader, end: int
     ) -> tuple[Chunk, FilteredScan]:
-        """For a receiver that has nothing and begins in the middle of a segment, at position `end`.
+        """Return a scan for a receiver that has nothing and starts in the middle of a segment, at position
+        `end`.
 
-        `scanner` must stand at that position. Returns the header of its filtered segment, to be sent first.
+        `scanner` must be at that position. Also return the header of the filtered segment, to be sent first.
         """
         segment = Chunk(LogOffset(*header.id, 0), encode_segment_header(_filtered(header)))
         return segment, cls(topics, scanner=scanner, header=header, offset=segment.end, end=end)
 
     def items(self, found: list[Item], *, chunk_bytes: int = CHUNK_BYTES_MAX) -> list[Item]:
-        """Filter the next items of the merged log. If nothing passes, return up to where it is complete."""
+        """Filter the next items of the merged log. If nothing passes, return the position up to which it is
+        complete.
+        """
         self._chunk_bytes = chunk_bytes
         made: list[Item] = []
         for item in found:
@@ -138,7 +142,9 @@ class FilteredScan:
         return made
 
     def complete(self) -> CompleteUpTo:
-        """Up to where nothing more passes of the items so far. The last batch that passes must be whole."""
+        """The position up to which the items so far hold everything that passes. The last batch that passes
+        must be whole.
+        """
         self._reported_end = self._end
         return CompleteUpTo(self._end)
 
@@ -162,7 +168,8 @@ class FilteredScan:
             self._partial = data if isinstance(data, bytearray) else bytearray(data)
             return
         view = memoryview(data)
-        # A sender sends whole blocks, in chunks. So what is incomplete at the end of this chunk comes next.
+        # A sender sends whole blocks, in chunks. So the rest of a block that is incomplete at the end of this
+        # chunk comes next.
         scan = scanner.scan_columns(view, lambda _: True, columns_bytes_max=COLUMNS_BYTES_MAX)
         if scan.problem is not None:
             raise Corrupt(scan.problem, path=chunk.start.segment.file_name, offset=scanner.offset)

@@ -3,8 +3,8 @@
 Invariants:
 - The loop never waits for the network. `publish` writes full batches to a local file; it syncs that file only
   where a segment rolls, and after each batch with `fsync="batch"`.
-- A message that was published stays published, whatever is cancelled afterwards.
-- Waits cost no thread and no task each: one look at the progress ends all that are due.
+- A message that was published stays published, even if a call is cancelled afterwards.
+- A wait needs no thread and no task of its own: one poll of the progress ends all waits that are due.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rt.client.publisher")
 
 _ABANDONED_MAX: Final = 1000
-"""Waits that were cancelled, or timed out, and are still in the heap: it is cleared then."""
+"""The most cancelled or timed-out waits that are still in the heap. If there are more, the heap is cleared of
+them.
+"""
 
 
 class Delivery:
@@ -114,7 +116,7 @@ class Publisher:
 
     @property
     def session(self) -> str:
-        """The name of the session. `rt.Closed` before it was opened, as all that follows."""
+        """The name of the session. `rt.Closed` before the session was opened, as for all members below."""
         return self._opened.session
 
     @property
@@ -178,8 +180,8 @@ class Publisher:
         timestamps_ns: Sequence[int] | Int64s | None = None,
         headers: HeadersInput | Sequence[HeadersInput] = (),
     ) -> Delivery:
-        """Append many messages of one topic, as `rt.Publisher.publish_many` does. Takes about a millisecond a
-        MB: give large lists in parts.
+        """Append many messages of one topic, as `rt.Publisher.publish_many` does. It takes about a
+        millisecond per MB: pass large lists in parts.
         """
         return Delivery(self, self._opened.publish_many(values, topic, timestamps_ns, headers))
 
@@ -191,7 +193,7 @@ class Publisher:
         """See `rt.Publisher.wait`."""
         timeout = check_timeout(timeout)
         replication, run = self._opened._check_wait(number, level)
-        if asyncio.get_running_loop() is not self._loop:  # Which has its progress.
+        if asyncio.get_running_loop() is not self._loop:  # The progress belongs to that loop.
             raise Closed("the publisher belongs to another event loop", hint="Open one in each loop.")
         waits = self._waits
         assert waits is not None
@@ -261,7 +263,7 @@ class Publisher:
 
 
 def _close_unwanted(making: asyncio.Future[rt.client.publisher.Publisher]) -> None:
-    """Release the directory that an opening took which was cancelled."""
+    """Release the directory that a cancelled `open` has taken."""
     if not making.cancelled() and making.exception() is None:
         close = partial(making.result().close, 0)
         threading.Thread(target=close, name="rt-publisher-unwanted").start()
@@ -286,8 +288,8 @@ class _Waits:
         self._abandoned = 0
 
     def add(self, run: int, number: int, level: WaitLevel) -> _Wait | None:
-        """A wait that ends when `number` of `run` has reached `level`; None if it has. Raises what prevents
-        it. `discard` it in the end.
+        """Return a wait that ends when `number` of `run` has reached `level`; None if it already has. Call
+        `discard` with the wait in the end. Raises the error that prevents the wait from succeeding.
         """
         if self._replication.has_come(run, number, level):
             return None
@@ -316,9 +318,10 @@ class _Waits:
                 heapq.heapify(heap)
 
     def advance(self) -> None:
-        """End the waits that are due; all, if the replication is blocked or has ended.
+        """End the waits that are due, or all waits if the replication is blocked or has ended.
 
-        Without waits it must not ask why: what is raised here counts as raised to the program.
+        If there are no waits, it must not ask for the error: an error that is raised here counts as raised to
+        the program.
         """
         for level, heap in self._heaps.items():
             while heap and self._replication.has_come(heap[0].run, heap[0].number, level):

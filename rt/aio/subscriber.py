@@ -2,7 +2,7 @@
 
 Invariants:
 - A thread waits; the loop never blocks.
-- Cancelling a call loses nothing: messages leave this object, in order, each once, only with a call that
+- Cancelling a call loses no message: messages leave this object in order, each once, and only when a call
   returns them.
 """
 
@@ -135,7 +135,7 @@ class Subscriber:
         if not self._running.is_set():
             await self._running.wait()
         while (message := next(self._messages, None)) is None:
-            self._thread.require_own()  # Before the loop runs, which a child has in common with its parent.
+            self._thread.require_own()  # Before the loop runs: a child shares the loop with its parent.
             await asyncio.sleep(0)
             batch = await self._next(math.inf, _TOGETHER)
             if batch is None:
@@ -188,7 +188,7 @@ class Subscriber:
             subscriber.call_off()
         self._reading = None
         self._take_back()
-        for batch in self._left:  # What was read ahead is not delivered any more.
+        for batch in self._left:  # Messages that were read ahead are no longer delivered.
             self._counter.subtract(batch)
         self._left.clear()
         self._messages = iter(())
@@ -212,7 +212,7 @@ class Subscriber:
         if not self._thread.is_own:
             return  # Only the parent may close it.
         self._running.set()
-        self._position = self.position  # What was read ahead is not delivered any more.
+        self._position = self.position  # Messages that were read ahead are no longer delivered.
         self._messages = iter(())
         self._take_back()
         try:
@@ -246,22 +246,22 @@ class Subscriber:
         return await asyncio.shield(self._opening)
 
     def _begin(self, opening: asyncio.Future[rt.client.subscriber.Subscriber]) -> None:
-        """Whether or not the call that opened it was cancelled."""
+        """Set the position after the opening, even if the call that opened it was cancelled."""
         if not opening.cancelled() and opening.exception() is None:
             self._position = max(self._position, opening.result().position)
 
     def _open(self) -> rt.client.subscriber.Subscriber:
-        """In the thread."""
+        """Called in the thread."""
         subscriber = self._subscriber = self._make()
         return subscriber
 
     def _close_opened(self) -> None:
-        """In the thread."""
+        """Called in the thread."""
         if self._subscriber is not None:
             self._subscriber.close()
 
     async def _next(self, deadline: float, max_messages: int | None) -> MessageBatch | None:
-        """Up to `max_messages`; None at the deadline, or when closed.
+        """Return up to `max_messages`; None at the deadline, or when closed.
 
         There is no await between the wait and the return, so a cancellation loses no message.
         """
@@ -292,7 +292,7 @@ class Subscriber:
         return None
 
     def _take(self, max_messages: int | None) -> MessageBatch | None:
-        """What was read already; raises the thread's error."""
+        """Return messages that were already read; None if there are none. Raises the thread's error."""
         self._take_back()
         if not self._left and self._reading is not None and self._reading.done():
             reading, self._reading = self._reading, None
@@ -309,7 +309,7 @@ class Subscriber:
         return batch
 
     def _take_back(self) -> None:
-        """Return the rows that an interrupted iteration has not delivered."""
+        """Put back the rows that an interrupted iteration has not delivered."""
         if (rest := self._delivery.take_rest()) is not None:
             self._left.appendleft(rest)
 
@@ -318,7 +318,7 @@ class Subscriber:
             raise InvalidOption(f"position {position} was not delivered yet: the next is {self.position}")
 
     async def _do(self, act: Callable[[rt.client.subscriber.Subscriber], _Result]) -> _Result:
-        """Run `act` in the thread; interrupts its wait."""
+        """Run `act` in the thread, and interrupt the wait of the thread."""
         subscriber = await self._opened()
         done = self._thread.do(lambda: act(subscriber))
         if self._reading is not None and not self._reading.done():
@@ -327,7 +327,7 @@ class Subscriber:
 
 
 def _sought(subscriber: rt.client.subscriber.Subscriber, start: CheckedPlace, before: int) -> int:
-    """Its position after the seek. If that fails, it continues at `before`."""
+    """Seek, and return the new position. If the seek fails, the subscriber continues at `before`."""
     try:
         subscriber.seek(start)
     except BaseException:
@@ -338,6 +338,6 @@ def _sought(subscriber: rt.client.subscriber.Subscriber, start: CheckedPlace, be
 
 
 def _deadline(timeout: float | None) -> float:
-    """In the time of the running loop."""
+    """The deadline in the time of the running loop."""
     timeout = check_timeout(timeout)
     return math.inf if timeout is None else asyncio.get_running_loop().time() + timeout

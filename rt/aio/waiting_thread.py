@@ -32,7 +32,7 @@ class WaitingThread:
         return self._pid in {0, os.getpid()}
 
     def require_own(self) -> None:
-        """Raise `rt.Closed` in a forked child, and in another loop than that of the first task."""
+        """Raise `rt.Closed` in a forked child, or if the running loop is not the loop of the first task."""
         if not self.is_own:
             raise closed_in_child("the subscriber")
         if self._loop not in {None, asyncio.get_running_loop()}:
@@ -73,9 +73,9 @@ class WaitingThread:
 
 
 def _storable(error: BaseException) -> BaseException:
-    """The error, which a handler may have raised, as a future can have it.
+    """Return the error, which a handler may have raised, in a form that a future accepts.
 
-    One with `StopIteration` would never end; `CancelledError` would end the waiting task in silence.
+    A future with `StopIteration` would never end; `CancelledError` would end the waiting task in silence.
     """
     if not isinstance(error, StopIteration | asyncio.CancelledError):
         return error

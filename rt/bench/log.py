@@ -1,7 +1,7 @@
 """The log library's speed: publishing, reading back and verifying on one core, with files only.
 
-Messages are random bytes, 20,000 different ones in turn, so that neither the CPU cache nor the allocator sees
-a single value. Each round writes a new log, measures, and deletes it.
+Messages are random bytes, 20,000 different ones in turn, so that the CPU cache and the allocator do not see
+the same value each time. Each round writes a new log, measures, and deletes it.
 """
 
 from __future__ import annotations

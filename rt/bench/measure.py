@@ -28,7 +28,7 @@ class Figure(Struct, frozen=True):
         return statistics.median(self.rounds)
 
     def as_dict(self) -> dict[str, object]:
-        """For one JSON object per line."""
+        """The figure for an output with one JSON object per line."""
         return {
             "name": self.name,
             "median": self.median,
@@ -44,7 +44,7 @@ class Figure(Struct, frozen=True):
         return f"{self.name:<52} {_short(self.median):>9} {self.unit:<11} {self._range()}{goal}"
 
     def as_cell(self) -> str:
-        """For a table whose row has the name."""
+        """The figure for a cell of a table. The name is in the table's row."""
         return f"{_short(self.median)} {self.unit} {self._range()}"
 
     def _range(self) -> str:

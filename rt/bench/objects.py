@@ -93,7 +93,9 @@ class ObjectsBench(Struct, frozen=True):
 
 
 def _fill(space: PersistedObjectSpace, items: int) -> dict[str, Callable[[int], object]]:
-    """Make three objects of `items` elements. Returns an edit of each, which gets its number."""
+    """Make three objects of `items` elements. Return an edit function for each; its argument is the number of
+    the edit.
+    """
     draw = random.Random(7)
     values = space.create_list("list", of=int)
     values.extend(range(items))

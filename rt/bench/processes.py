@@ -25,7 +25,7 @@ class ProcessStat(NamedTuple):
     """False: it has ended, and its parent has not waited for it yet."""
     parent: int
     cpu_s: float
-    """Of all its threads."""
+    """CPU time of all its threads."""
     ended_children_cpu_s: float
     started_s: float
     """Seconds from the boot of the machine to its start."""
@@ -61,7 +61,7 @@ class ProcessTable:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """None if it has ended."""
+    """Read the figures of a process; None if it has ended."""
     try:
         head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:
@@ -87,10 +87,10 @@ def cpu_s(pid: int) -> float:
 
 
 def context_switches(pid: int) -> int:
-    """Of all its threads that have not ended."""
+    """The number of context switches of all its threads that have not ended."""
     count = 0
     for status in Path("/proc").glob(f"{pid}/task/*/status"):
-        with contextlib.suppress(OSError):  # It has ended.
+        with contextlib.suppress(OSError):  # The thread has ended.
             lines = status.read_text().splitlines()
             count += sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
     return count
@@ -110,7 +110,7 @@ class CpuUsage(NamedTuple):
 
 
 def measure_descendants(work: Callable[[], object]) -> CpuUsage:
-    """What one call uses in all processes below this one."""
+    """The time that one call uses in all descendants of this process."""
     java_s, all_s = _descendants_cpu_s()
     wall_s = seconds(work)
     java_after_s, all_after_s = _descendants_cpu_s()
@@ -144,7 +144,9 @@ class MemoryUsage(Struct, frozen=True):
 
 
 def memory(pid: int) -> MemoryUsage:
-    """A process that has ended has no such lines, even before its parent waits for it."""
+    """The memory of a process. A process that has ended has no memory lines in /proc, even before its parent
+    waits for it.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """The query engine's speed with many standing queries, in an SQLite file.
 
-Each is `where(…)`, `take(…)`, `average()` of one source, and gets every value. A value passes the filter of
-one query.
+Each query is `where(…)`, `take(…)`, `average()` of one source, and gets every value. A value passes the
+filter of one query.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The speed of `format("rt")` in a local Spark session, compared with Parquet files of the same rows.
 
 Two cores, warm page cache, checksums verified. Each round reads each log once, after warm-up scans: a JVM
-that still compiles takes twice as long. Another figure is what Spark reads from a source whose rows are
-ready, the upper limit for any Python source. At the end a log is read as a stream, which grows at a steady
-rate from the first micro-batch on.
+that still compiles takes twice as long. Another figure is the speed of a source whose rows are ready, the
+upper limit for any Python source. At the end, a growing log is read as a stream. It grows at a steady rate
+from the first micro-batch on.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SparkBench(Struct, frozen=True):
         return session
 
     def figures_of(self, spark: SparkSession) -> Iterator[Figure]:
-        """In a session that the caller has started."""
+        """Measure in a Spark session that the caller has started."""
         from rt.bench.spark_ceiling import SparkCeiling
 
         spark.dataSource.register(SparkCeiling)
@@ -147,7 +147,7 @@ class SparkBench(Struct, frozen=True):
         return delays
 
     def _rounds_of(self, *works: Callable[[], object]) -> Sequence[list[CpuUsage]]:
-        """What each of `works` uses in each round."""
+        """The time that each of `works` uses in each round."""
         taken: list[list[CpuUsage]] = [[] for _ in works]
         for _ in range(self.warm_ups + self.rounds):
             for work, rounds in zip(works, taken, strict=True):

@@ -36,7 +36,7 @@ class SparkCeiling(DataSource):
 
 
 class CeilingReader(DataSourceReader):
-    """Returns the first record batch of a log until there are enough rows."""
+    """Returns the first record batch of a log repeatedly, until there are enough rows."""
 
     def __init__(self, path: str, rows: int, columns: tuple[str, ...]) -> None:
         self._path = path

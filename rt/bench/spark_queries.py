@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     Session = Callable[[], AbstractContextManager[SparkSession]]
 
 WORKERS: Final = "local-cluster[2,1,2048]"
-"""Two workers with a core and 2 GiB each. Recovery is measured with new ones."""
+"""Two workers with a core and 2 GiB each. Recovery is measured with new workers."""
 
 KNOWN: Final = 100_000
-"""Events of the second round, at most; and at most ten for each key."""
+"""The maximum number of events of the second round. Each key has at most ten of them."""
 
 _BATCH: Final = 250_000
 _TOGETHER: Final = 10_000
@@ -149,7 +149,7 @@ class _Log:
         self._merged: Final = MergedLogBuilder(self.path, cluster_id=bytes(16), stream="bench")
 
     def rounds(self) -> Iterator[str]:
-        """Append the events of each round, and say what they are."""
+        """Append the events of each round, and yield a description of them."""
         known = list(itertools.islice(itertools.cycle(self._keys), min(KNOWN, 10 * len(self._keys))))
         for what, keys in (("new keys", self._keys), ("known keys", known)):
             self.append(keys)

@@ -21,10 +21,10 @@ class StorePlace(Protocol):
         """Open the store, or create it. Every row is verified."""
 
     def size_bytes(self, name: str) -> int:
-        """What a closed store occupies."""
+        """The size of a closed store."""
 
     def close(self) -> None:
-        """Delete the stores, unless that is left to the directory."""
+        """Delete the stores, unless they are deleted with the directory."""
 
 
 class FilePlace:
@@ -40,7 +40,7 @@ class FilePlace:
         return os.path.getsize(self._path(name))
 
     def close(self) -> None:
-        """Nothing: the directory is deleted as a whole."""
+        """Do nothing: the directory is deleted as a whole."""
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, f"{name}.db")

@@ -32,7 +32,7 @@ _POLL_S = 0.001
 _GOAL_HZ = 100_000
 _GOAL_MANY_HZ = 60_000
 _EVENTS_EACH = 10
-"""Of each of many streams. At least two."""
+"""Events of each stream if there are many streams. At least two."""
 
 
 class _Counting(StreamObserver):
@@ -45,12 +45,12 @@ class _Counting(StreamObserver):
 
 
 class _Laps:
-    """The time of the first `first` of `events` events, and of the others: each per event."""
+    """The time per event of the first `first` of `events` events, and the time per event of the others."""
 
     def __init__(self, first: int, events: int) -> None:
         self._first, self._end = first, events
         self.events = 0
-        """All that were delivered."""
+        """The number of events that were delivered."""
         self._begun_at = 0
         self._since = Stopwatch()
         self.done = asyncio.Event()

@@ -1,6 +1,7 @@
 """The options of the commands that talk to nodes: `--endpoints`, `--ca`, `--cert`, `--key`, `--profile`, ...
 
-What no option says is taken from the sources of `rt.connect`: `RT_*` variables, `RT_URL`, a profile.
+Settings that no option gives are taken from the sources of `rt.connect`: `RT_*` variables, `RT_URL`, a
+profile.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class NodeOptions:
 
     role: Role
     endpoints: str | None = None
-    """"": no nodes, whatever other sources say."""
+    """No nodes if it is "", even if other sources name nodes."""
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
@@ -47,12 +48,12 @@ class NodeOptions:
 
     @property
     def is_given(self) -> bool:
-        """Whether a command was told nodes or certificates by options."""
+        """Whether options of the command give nodes or certificates."""
         return any((self.endpoints, self.ca, self.cert, self.key, self.insecure))
 
     @functools.cached_property
     def merged(self) -> dict[str, str]:
-        """What options and other sources say, as `merge_sources` does. They are read once."""
+        """The settings of options and other sources, merged by `merge_sources`. The sources are read once."""
         if self.endpoints:
             split_endpoints(self.endpoints, where="--endpoints")
         files = {"ca": self.ca, "cert": self.cert, "key": self.key}
@@ -77,9 +78,10 @@ class NodeOptions:
         return check_name(found, kind="stream")
 
     def parse(self, name: str | None = None) -> tuple[tuple[str, ...], TLS | None]:
-        """Endpoints, and TLS or None with `--insecure`; `((), None)` if a command may work without nodes.
+        """Return the endpoints, and TLS, or None with `--insecure`.
 
-        `name`: that of the certificate, if there are several.
+        Return `((), None)` if there are no nodes and the command may work without them. `name` selects the
+        certificate if there are several.
 
         Raises `click.UsageError` if the options do not go together, `rt.InvalidOption` if an endpoint is
         malformed or named twice, `rt.CertificateError` if the files cannot be used.
@@ -169,10 +171,11 @@ async def ask_nodes(
     empty: Any = None,
     timeout_s: float | None = None,
 ) -> Any:
-    """The decoded answer of the first node that answers: to GET, or to POST with a body. `rt.RtError`.
+    """Send a request, and return the decoded answer of the first node that answers. `rt.RtError` if it fails.
 
-    `where` names the node in its errors. `empty`, if given, is the answer of a node that is not ready, or too
-    old to know the target. `timeout_s` is for its answer.
+    The request is a POST if there is a `body`, otherwise a GET. `where` names the node in errors. `empty`, if
+    given, is returned if the node is not ready, or too old to know the target. `timeout_s` is the timeout of
+    the answer.
     """
     from rt.net.rest_client import TIMEOUT_S, ask, check
 

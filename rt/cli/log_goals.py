@@ -18,7 +18,7 @@ Goal: TypeAlias = int | Literal["earliest", "latest"] | StartTime
 
 
 _DIGITS_MAX: Final = 100
-"""Python converts no number of more than 4,300."""
+"""Maximum number of digits. Python converts no number of more than 4,300 digits."""
 
 
 class GoalType(click.ParamType):  # type: ignore[type-arg]
@@ -48,7 +48,9 @@ def bounds_of(endpoints: tuple[str, ...], tls: TLS | None, connect_s: float) -> 
 
 
 def position_of(goal: Goal, endpoints: tuple[str, ...], tls: TLS | None, connect_s: float) -> int:
-    """A position of the merged log of the nodes, as it is now. `rt.RtError` if it is outside."""
+    """The position of `goal` in the merged log of the nodes, as it is now. `rt.RtError` if it is outside the
+    log.
+    """
     with contextlib.closing(_open_log(endpoints, tls, connect_s)) as log:
         start, end = log.bounds()
         match goal:
@@ -70,7 +72,9 @@ def position_of(goal: Goal, endpoints: tuple[str, ...], tls: TLS | None, connect
 
 
 def _open_log(endpoints: tuple[str, ...], tls: TLS | None, connect_s: float) -> Any:
-    """The merged log of the nodes. rt imports no service, so it is an entry point, as for `rt.spark`."""
+    """Open the merged log of the nodes. rt imports no service, so the log is an entry point, as for
+    `rt.spark`.
+    """
     (found,) = entry_points(group="rt.logs", name="nodes")
     assert tls is not None  # The endpoints are required.
     files = {"ca": str(tls.ca), "cert": str(tls.cert), "key": str(tls.key)}

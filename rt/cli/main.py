@@ -66,7 +66,7 @@ class EntryPointGroup(click.Group):
         return sorted({*super().list_commands(ctx), *entry_points(group=self._entry_point_group).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command; one that reports the error if that fails."""
+        """Load a command. If that fails, return a command that reports the error."""
         known = super().get_command(ctx, cmd_name)
         if known is not None:
             return known
@@ -154,7 +154,8 @@ def cli(log_level: str, log_format: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command `rt`, and return its exit status."""
-    # At its import, numpy would start a thread for each processor, for computations that rt has none of.
+    # When numpy is imported, it would start a thread for each processor, for computations that rt does not
+    # do.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     standard_streams.open_closed()
     try:

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ExistingPath(click.Path):
-    """A path that must exist. Unlike its base it says so only if nothing is there."""
+    """A path that must exist. Unlike its base class, it reports a missing path only if nothing is there."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(exists=True, **settings)
@@ -107,7 +107,7 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StartTime:
-        from rt.log.read.start_position import StartTime  # numpy: most commands start without it
+        from rt.log.read.start_position import StartTime  # It imports numpy; most commands start without it.
 
         if isinstance(value, StartTime):
             return value

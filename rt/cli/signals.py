@@ -70,7 +70,8 @@ class Interrupts:
 async def run_until_signal(
     work: Coroutine[Any, Any, None], *, listen: Callable[[Callable[[int], None]], None] | None = None
 ) -> None:
-    """Run `work`. A signal that is not ignored cancels it; after its end that raises `Interrupted`.
+    """Run `work`. A signal that is not ignored cancels it, and `Interrupted` is raised after `work` has
+    ended.
 
     `listen` is called with a function that has the effect of a signal.
     """

@@ -1,4 +1,4 @@
-"""The standard streams of the command: there from its start, and their errors name them."""
+"""The standard streams of the command: they are open from its start, and their errors name the stream."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def open_closed() -> None:
     """Open the standard streams that the caller closed, as `rt ... >&-` does.
 
-    Otherwise the next file that rt opens would get the descriptor of stdout or stderr. Reading stdin and
-    writing stdout fail then, so that no output is lost without an error. What goes to stderr is dropped.
+    Otherwise the next file that rt opens would get the descriptor of stdout or stderr. Afterwards, reads of
+    stdin and writes to stdout fail, so that no output is lost without an error. Output to stderr is dropped.
     """
     for descriptor, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -32,7 +32,9 @@ def open_closed() -> None:
 
 
 def named(error: OSError) -> Exception:
-    """The `error`, or one that names the standard stream. Errors of files have a name or are errors of rt."""
+    """Return `error`, or an error that names the standard stream. Errors of files have a name or are errors
+    of rt.
+    """
     if error.filename is None and error.errno in _FULL:
         return RtError("cannot write to stdout", got=error.strerror)
     if error.filename is None and error.errno == errno.EBADF:

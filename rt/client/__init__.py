@@ -1,1 +1,1 @@
-"""What an application uses: publisher, subscriber, and what they do in the background."""
+"""The parts that an application uses: publisher, subscriber, and their background work."""

@@ -1,7 +1,7 @@
-"""The background thread of a publisher, and its duty to write what has lingered.
+"""The background thread of a publisher, and its duty to write lingering batches.
 
-A duty is called with the time (of `time.monotonic`), does what is due, and returns the seconds until its next
-work; None: not before it is woken.
+A duty is called with the time (of `time.monotonic`). It does the work that is due, and returns the seconds
+until its next work. None means: not before it is woken.
 """
 
 from __future__ import annotations

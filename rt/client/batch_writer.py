@@ -1,4 +1,4 @@
-"""The way of a publisher's messages into its session's log: collected into batches, then written.
+"""Collect a publisher's messages into batches, and write the batches to the log of its session.
 
 Invariants:
 - A message gets its number when it is added to the pending batch; a batch that could not be written stays
@@ -35,15 +35,16 @@ logger = logging.getLogger("rt.client.publisher")
 
 PAUSE_SECONDS_MIN: Final = 0.01
 PAUSE_LINGERS: Final = 10
-"""After this number of times `linger_ms` without a write, more messages are not expected soon enough to wait
-for them."""
+"""After `PAUSE_LINGERS` times `linger_ms` without a write, it is not expected that more messages come soon.
+Then a batch does not wait for them.
+"""
 
 
 class BatchWriter:
-    """The pending batch of `log`, and the writes of full ones.
+    """The pending batch of `log`, and the writes of full batches.
 
-    The caller holds `lock` for each call, except of `write_lingering`, `finish` and `fail`. `wake` is called
-    when a batch begins to linger.
+    The caller holds `lock` for each call, except for `write_lingering`, `finish` and `fail`. `wake` is called
+    when a batch starts to linger.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class BatchWriter:
             self._renumber(number)
 
     def require_published(self, number: int) -> None:
-        """Raise `rt.InvalidOption`, or what keeps the pending batch with the message from being written."""
+        """Raise `rt.InvalidOption` if `number` was never published. If its message is in the pending batch,
+        raise the error that prevents the write of this batch.
+        """
         if not 0 <= check_position(number) < self.batch.end:
             raise InvalidOption(f"number {number} was never published: the next one is {self.batch.end}")
         if number >= self.batch.first:
@@ -102,11 +105,11 @@ class BatchWriter:
         return self.batch, self.batch.add_topic(topic) | self.batch.add_headers(headers)
 
     def start_lingering(self) -> None:
-        """The pending batch has got its first messages. After a pause write them at once, else have them
-        written when they have lingered.
+        """Handle the first messages of the pending batch. After a pause, write them at once. Otherwise have
+        them written when they have lingered.
 
-        If that fails they stay pending, because they are accepted. The background thread tries again, and the
-        next call raises what it finds.
+        If the write fails, they stay pending, because they are accepted. The background thread tries again,
+        and the next call raises the error that it finds.
         """
         if monotonic() - self._written_s >= self._pause_s:
             try:
@@ -131,8 +134,8 @@ class BatchWriter:
             raise
 
     def add_values(self, many: BulkMessages, first: int) -> None:
-        """Add a few values to the batch. Of many, fill it up and write it with batches of the next ones; the
-        rest begins another.
+        """Add values to the batch. If they do not fit, fill the batch and write it together with batches of
+        the next values; the rest starts another batch.
         """
         together_bytes = min(TOGETHER_BYTES, self._settings.roll_bytes)
         try:
@@ -154,9 +157,10 @@ class BatchWriter:
             raise
 
     def _leave(self, error: BaseException, first: int) -> None:
-        """A call that added values from number `first` on ends with `error`. Have written what it added.
+        """Have the values written that a failed call has added. It added them from number `first` on, and
+        ends with `error`.
 
-        The next call does not know whether the batch began with them.
+        The next call does not know whether these values are the first of the batch.
         """
         if isinstance(error, DiskFull):
             error.accepted = range(first, self.batch.end)
@@ -207,7 +211,9 @@ class BatchWriter:
         self.pending_error = closed_in_child("the publisher", where=self._log.writer.path)
 
     def _drop_written(self) -> None:
-        """Drop from memory what the writer has: a call may have been interrupted just after its write."""
+        """Drop from memory the messages that the writer has: a call may have been interrupted just after its
+        write.
+        """
         self._log.writer.check_usable()
         if self.batch.first != self._log.end:
             self.batch = PendingBatch(self._log.end)
@@ -225,10 +231,11 @@ class BatchWriter:
         self.pending_error = None
 
     def _write(self, drafts: list[BatchDraft]) -> None:
-        """Write batches with one system call and start a new one. On `rt.DiskFull`, those that fit stay.
+        """Write batches with one system call and start a new one. On `rt.DiskFull`, the batches that fit stay
+        written.
 
-        `pending_error` is set until all is done. After an interruption, the next call sees it and checks
-        what is in the file before it assigns a number.
+        `pending_error` is set until everything is done. After an interruption, the next call sees it and
+        checks the contents of the file before it assigns a number.
         """
         self.pending_error = _WRITE_INTERRUPTED
         try:

@@ -1,10 +1,10 @@
-"""The settings of `rt.connect`: nodes, stream, certificates and directory, said once for all clients.
+"""The settings of `rt.connect`: nodes, stream, certificates and directory, given once for all clients.
 
     rt://HOST:PORT,HOST:PORT/STREAM?tls_dir=DIR&path=DIR
     rt://HOST:PORT/STREAM?ca=FILE&cert=FILE&key=FILE
 
 Sources, the strongest first: arguments, the URL, `RT_*` variables, `RT_URL`, a profile in
-`~/.config/rt/config.toml` (`$XDG_CONFIG_HOME/rt/config.toml`), which is a table for each profile.
+`~/.config/rt/config.toml` (`$XDG_CONFIG_HOME/rt/config.toml`). That file has a table for each profile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _KEYS: Final = ("endpoints", "stream", *PATHS)
 
 
 class CertificateSource(Struct, frozen=True):
-    """Where certificates are: in `tls_dir`, or one in `ca`, `cert` and `key`. Absolute paths."""
+    """The location of certificates: `tls_dir`, or one certificate in `ca`, `cert` and `key`. Absolute
+    paths.
+    """
 
     tls_dir: str | None = None
     """Directory with `ca.crt`, and `NAME.crt` and `NAME.key` for each publisher and subscriber."""
@@ -51,11 +53,11 @@ class CertificateSource(Struct, frozen=True):
 
     @property
     def missing(self) -> list[str]:
-        """The settings without which there is no certificate."""
+        """The settings that are missing for a certificate."""
         return [] if self.tls_dir else [name for name in _FILES if not getattr(self, name)]
 
     def find(self, role: Role, name: str | None = None) -> TLS:
-        """The certificate of this role: that of `name`, or the only one there is.
+        """The certificate of this role: the certificate of `name`, or the only one if no name is given.
 
         Raises `rt.CertificateError` if there is none, `rt.InvalidOption` if there are several.
         """
@@ -111,12 +113,14 @@ class ConnectionSettings(Struct, frozen=True):
 
 
 def subscriber_root(path: str, name: str) -> str:
-    """The root of a subscriber's copy. Each name has its own: nodes hold the log for one name a copy."""
+    """The root of a subscriber's copy. Each name has its own copy, because nodes hold the log for only one
+    name per copy.
+    """
     return os.path.join(path, "subscribers", check_name(name, kind="subscriber"))
 
 
 def default_path(environment: Mapping[str, str]) -> str:
-    """`path` if no source says it."""
+    """The value of `path` if no source gives it."""
     return os.path.join(environment.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "rt")
 
 
@@ -126,7 +130,7 @@ def merge_sources(
     profile: str | None = None,
     given: Mapping[str, str | None] | None = None,
 ) -> dict[str, str]:
-    """What the sources say; keys are `endpoints`, `stream`, `path`, `tls_dir`, `ca`, `cert`, `key`.
+    """The settings of all sources; keys are `endpoints`, `stream`, `path`, `tls_dir`, `ca`, `cert`, `key`.
 
     Raises `rt.InvalidOption`, which names the source that is wrong.
     """
@@ -139,7 +143,7 @@ def merge_sources(
     ]
     merged: dict[str, str] = {}
     for layer in layers:
-        # A directory and files are not mixed: what is stronger hides the other kind.
+        # A directory and files are not mixed: the stronger source hides the other kind.
         hidden = _FILES if "tls_dir" in merged else ("tls_dir",) if merged.keys() & set(_FILES) else ()
         for key, value in layer.checked().items():
             if key not in hidden:
@@ -151,7 +155,7 @@ class _Layer(Struct, frozen=True):
     where: str
     values: Mapping[str, str]
     base: str = ""
-    """Where relative paths start; "": the working directory."""
+    """The directory where relative paths start; "" is the working directory."""
 
     def checked(self) -> dict[str, str]:
         if "tls_dir" in self.values and (both := sorted(self.values.keys() & set(_FILES))):

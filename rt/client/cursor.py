@@ -56,7 +56,7 @@ class SubscriberCursor:
         """What was acknowledged last. An explicit start may be lower than the stored one."""
 
     def resume(self) -> StoredPosition | None:
-        """What was acknowledged last; None if nothing was."""
+        """The position that was acknowledged last; None if there is none."""
         found = read_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED)
         if found is not None:
             self._acknowledged = found
@@ -80,7 +80,7 @@ class SubscriberCursor:
         self._acknowledged = done
 
     def record_requested(self, start: CheckedPlace) -> None:
-        """As `record_start`, if the position is known before a node was reached."""
+        """Do the same as `record_start`, if the position is known before a node was reached."""
         if start == "earliest" or isinstance(start, int):
             self.record_start(0 if start == "earliest" else start)
 
@@ -101,7 +101,7 @@ BEGUN: Final = b"RTBEGUNS"
 TRIMMABLE: Final = b"RTTRIMUP"
 
 TRIMMABLE_FILE: Final = "trimmable"
-"""In a copy that its subscriber trims: segments that end at or below this position may be deleted."""
+"""A file in a copy that its subscriber trims. Segments that end at or below its position may be deleted."""
 
 _RECORD = struct.Struct("<8sHHIQI4x")
 _EPOCH_UNKNOWN: Final = 0xFFFFFFFF
@@ -119,7 +119,9 @@ def write_position(disk: Disk, path: str, magic: bytes, position: int, epoch: in
 
 
 def read_position(disk: Disk, path: str, magic: bytes) -> StoredPosition | None:
-    """What is stored; None if there is nothing. Raises `rt.Corrupt`, `rt.UnknownVersion`, storage errors."""
+    """The stored position; None if there is none. Raises `rt.Corrupt`, `rt.UnknownVersion`, storage
+    errors.
+    """
     data = read_file(disk, path, _RECORD.size, doing="reading a position")
     if data is None:
         return None
@@ -146,7 +148,7 @@ def begun_path(directory: str, name: str) -> str:
 
 
 def read_needed(disk: Disk, directory: str, name: str) -> int | None:
-    """From which position this subscriber needs the log; None if unknown. Raises as `read_position`."""
+    """The position from which this subscriber needs the log; None if unknown. Raises as `read_position`."""
     found = read_position(disk, acknowledged_path(directory, name), ACKNOWLEDGED)
     if found is None:
         found = read_position(disk, begun_path(directory, name), BEGUN)

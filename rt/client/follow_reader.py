@@ -50,12 +50,14 @@ class SubscriberStats(Struct, frozen=True):
 
 
 class DeliveryCounter:
-    """What a subscriber delivers and reports. Its reading thread counts; `stats` may be called from any."""
+    """Counts the deliveries and reports of a subscriber. Its reading thread counts; any thread may call
+    `stats`.
+    """
 
     def __init__(self, on_event: EventHandler | None = None) -> None:
         self.on_event = on_event
         self.messages = 0
-        """Messages, and `bytes` of their values, that were read for the program."""
+        """Messages that were read for the program; `bytes` counts the bytes of their values."""
         self.bytes = 0
         self.gaps = 0
         self.missing = 0
@@ -68,7 +70,7 @@ class DeliveryCounter:
         self.bytes += value_bytes(batch, 0)
 
     def subtract(self, batch: MessageBatch) -> None:
-        """It will not be delivered."""
+        """Subtract a batch that will not be delivered."""
         self.messages -= len(batch)
         self.bytes -= value_bytes(batch, 0)
 
@@ -83,7 +85,9 @@ class DeliveryCounter:
         self.gaps += 1
 
     def stats(self, reader: FollowReader | None, start: int, log_end: int | None) -> SubscriberStats:
-        """`start` is where `reader` will start if there is none yet."""
+        """The counts and positions now. If there is no `reader` yet, `start` is the position where it will
+        start.
+        """
         rest, position = None, start
         if reader is not None:
             rest, position = reader.undelivered()
@@ -94,9 +98,10 @@ class DeliveryCounter:
         )
 
     def delivered(self, held: Iterable[tuple[MessageBatch, int]]) -> tuple[int, int]:
-        """Delivered messages and bytes. `held` are batches, and how many of their last messages are left.
+        """Delivered messages and bytes. `held` has batches, each with the number of its last messages that
+        are left.
 
-        Never less than before, although the reading thread may be between two steps.
+        The results never decrease, although the reading thread may be between two steps.
         """
         messages, size = self.messages, self.bytes
         for batch, left in held:
@@ -115,7 +120,7 @@ def value_bytes(batch: MessageBatch, start: int) -> int:
 
 def known_end(disk: Disk, directory: str, reported: int | None) -> int | None:
     """The end of the log in `directory`, or `reported` if it is higher. Never raises."""
-    with contextlib.suppress(RtError, OSError):  # Reading raises it, with what to do.
+    with contextlib.suppress(RtError, OSError):  # When the log is read, the error is raised, with what to do.
         if is_log_directory(disk, directory):
             with LogReader(directory, position="latest", disk=disk) as reader:
                 return max(reader.position, reported or 0)
@@ -125,7 +130,7 @@ def known_end(disk: Disk, directory: str, reported: int | None) -> int | None:
 def found_place(
     disk: Disk, directory: str, place: CheckedPlace, log_end: Callable[[], int | None]
 ) -> CheckedPlace:
-    """`place` with its position now, if it can be found. Otherwise reading finds it, or says why not.
+    """`place` with its current position, if that can be found. If not, reading finds it or reports why not.
 
     "latest" is `log_end` if that is later than the end of the log in `directory`.
     """
@@ -186,8 +191,8 @@ class FollowReader(LogReader):
             watch.wake()
 
     def undelivered(self) -> tuple[tuple[MessageBatch, int] | None, int]:
-        """The batch that is delivered one by one and how many of its messages are left, if there is one; and
-        the position. From any thread.
+        """Return the batch that is delivered message by message, with the number of its messages that are
+        left, or None if there is no such batch; and the position. From any thread.
         """
         rest = self._delivery.rest
         if rest is None:
@@ -200,11 +205,11 @@ class FollowReader(LogReader):
         return self._limit(batch, max_messages)
 
     def keep(self, batch: MessageBatch) -> None:
-        """The next `next_batch` returns the batch that the last one returned."""
+        """Make the next call of `next_batch` return the batch that the last call returned."""
         self._delivery.keep(batch)
 
     def hold(self) -> None:
-        """End an iteration over messages after the current one; `next_batch` returns the rest. From any
+        """End an iteration over messages after the current message; `next_batch` returns the rest. From any
         thread.
         """
         self._delivery.hold()
@@ -235,7 +240,7 @@ class Cancelled(Exception):
 
 
 def deadline_after(timeout: float | None) -> float:
-    """`rt.InvalidOption` if `timeout` is no duration."""
+    """The deadline for `timeout`. `rt.InvalidOption` if it is not a duration."""
     timeout = check_timeout(timeout)
     return math.inf if timeout is None else time.monotonic() + timeout
 
@@ -250,7 +255,7 @@ class DeliveryGate:
 
     `wake` is called after each change, to end the waits of the reader. Thread-safe. In a forked child each
     use raises `rt.Closed`: a thread that the child does not have may hold the locks of the gate and of the
-    reader, and an acknowledgement there would be of what the parent has not done.
+    reader. Also, an acknowledgement in the child would cover work that the parent has not done.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -280,7 +285,7 @@ class DeliveryGate:
 
     @property
     def is_delivering(self) -> bool:
-        """Neither paused nor closed, nor the parent's."""
+        """Whether it is not paused, not closed, and does not belong to the parent of a forked child."""
         return not (self.is_paused or self.is_closed or self.is_disowned)
 
     def raise_if_disowned(self) -> None:
@@ -305,7 +310,7 @@ class DeliveryGate:
             raise Cancelled
 
     def wait_while_paused(self, deadline: float) -> bool:
-        """Wait until it is not paused. False if the deadline came first. A closed one is not paused.
+        """Wait until it is not paused. False if the deadline came first. A closed gate counts as not paused.
 
         Raises `Cancelled` if it is called off.
         """
@@ -323,8 +328,9 @@ class DeliveryGate:
 
 _gates: weakref.WeakSet[DeliveryGate] = weakref.WeakSet()
 own_deliveries: weakref.WeakSet[RowDelivery] = weakref.WeakSet()
-"""A fork ends their iterations in the child, which then ask the subscriber for more, and it raises. So an
-iteration need not look for a fork before each message."""
+"""A fork ends the iterations of these deliveries in the child. The iterations then ask the subscriber for
+more, and the subscriber raises. So an iteration need not check for a fork before each message.
+"""
 
 
 def _disown_all() -> None:

@@ -1,7 +1,7 @@
 """Delete merged segments of a publisher's own log.
 
-`on_progress` is called by the threads that read the progress, one at a time, `run` by the background thread,
-which may wait for disks. `trimmable` is pure.
+`on_progress` is called by the threads that read the progress, one at a time. `run` is called by the
+background thread, which may wait for disks. `trimmable` is pure.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TRIM_AGAIN_SECONDS: Final = 1.0
 class LocalRetention:
     """Deletes sealed segments `persistence_ns` after they were sealed, once they are merged.
 
-    `segments` returns the sealed ones. `delete` deletes all before one; it is retried after `rt.DiskFull`.
-    `wake` makes the background thread call `run`.
+    `segments` returns the sealed segments. `delete` deletes all segments before the given segment; it is
+    retried after `rt.DiskFull`. `wake` makes the background thread call `run`.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class LocalRetention:
             if self._trimmable() != NOTHING_TRIMMABLE:
                 self._due = 0.0
                 self._wake()
-            self._told = record.deletable  # Last: the caller's thread may be interrupted, and call again.
+            self._told = record.deletable  # Set last: the caller's thread may be interrupted, and call again.
 
     def run(self, now: float) -> float | None:
-        """Delete merged segments. Returns the seconds until there may be more; None: not before progress."""
+        """Delete merged segments. Return the seconds until more may be deleted; None if not before new
+        progress.
+        """
         left = self._due - now
         if left > 0:
             return None if left == inf else left

@@ -337,7 +337,7 @@ class Publisher:
             raise blocked
 
     def _close_at_exit(self) -> None:
-        """Close at the exit of a program that did not. Its promise of `max_silence` remains."""
+        """Close at exit, if the program did not close it. Its promise of `max_silence` remains."""
         if (blocked := self._close(0, is_in_order=False)) is not None:
             raise blocked
 

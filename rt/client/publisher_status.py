@@ -1,4 +1,4 @@
-"""How a publisher stands, as values: what is wrong now, its progress, and what it has counted."""
+"""The status of a publisher, as values: its current problem, its progress, and its counters."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SegmentExtent(NamedTuple):
 
 
 class PublisherMonitor:
-    """Looks at the parts of a publisher. `lock` guards the log and the writer. Thread-safe."""
+    """Reads the state of the parts of a publisher. `lock` guards the log and the writer. Thread-safe."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class PublisherMonitor:
         """When the publisher was opened, or closed."""
         self._log, self._writer = log, writer
         self.replication: WaitHandle | None = None
-        """Set with endpoints."""
+        """Set if there are endpoints."""
         self._problem = problem
 
     def progress(self) -> PublisherProgress:
@@ -166,11 +166,11 @@ class PublisherMonitor:
         )
 
     def _reached(self, run: int, first: int) -> tuple[int, int]:
-        """The next numbers of `run`, which began at `first`, to be replicated and merged."""
+        """The next numbers to be replicated and to be merged, of `run`, which started at `first`."""
         if self.replication is None:
             return first, first
         with contextlib.suppress(OSError):
-            self.replication.poll()  # The pool reads it less often than it is written.
+            self.replication.poll()  # The pool reads the progress less often than it is written.
         replicated, merged = self.replication.replicated, self.replication.merged
         return (
             max(replicated.number, first) if replicated.run == run else first,
@@ -199,7 +199,9 @@ def above(segments: Iterable[SegmentExtent], level: Level) -> tuple[int, int]:
 def state_of(
     error: RtError | None, endpoints: tuple[EndpointStatus, ...], members: int = 0
 ) -> ReplicationState:
-    """The state of an open publisher with endpoints. `members`: the number of nodes; 0: of endpoints."""
+    """The state of an open publisher with endpoints. `members` is the number of nodes; if it is 0, the
+    endpoints are counted.
+    """
     if error is not None:
         return "blocked"
     if 2 * sum(one.is_connected for one in endpoints) > (members or len(endpoints)):

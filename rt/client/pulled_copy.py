@@ -45,7 +45,7 @@ class PulledCopy:
         self._disk, self._directory, self._pulling = disk, directory, pulling
         self._counter, self._on_event, self._wake = counter, counter.on_event, wake
         self._connect_timeout = connect_timeout
-        """None once it was raised: then the reader waits."""
+        """None after the timeout was raised: then the reader waits."""
         self._opened_at = time.monotonic()
         self._noticed: tuple[CorruptPositions | None, RtError | None] = None, None
         """What the pull client had reported at the last check."""
@@ -72,12 +72,12 @@ class PulledCopy:
         return self._pulling.log_end
 
     def start(self, wanted: CheckedPlace, *, is_seek: bool) -> CheckedPlace | None:
-        """Where a reader of the copy starts; None while that is unknown.
+        """The place where a reader of the copy starts; None while that is unknown.
 
         The pull client asks the nodes where a time begins. The copy is searched instead if it has all topics
-        and a message before that, if another subscriber's pull client fills it, or if a reader seeks
-        (`is_seek`). A message of another topic may be the first of that time, so a copy without it may begin
-        later than the nodes say.
+        and a message before that time, if another subscriber's pull client fills it, or if a reader seeks
+        (`is_seek`). A message of another topic may be the first of that time. So in a copy without that
+        message, the time may begin later than the nodes say.
         """
         if isinstance(wanted, int):
             return wanted
@@ -102,10 +102,12 @@ class PulledCopy:
         return replace(wanted, position=at) if is_in_copy or is_seek or pulling.is_shared else None
 
     def check(self, *, is_closed: bool) -> None:
-        """Report what the pull client reported. Raises its failure, unless the subscriber `is_closed`.
+        """Report the problems that the pull client reported. Raise its failure, unless the subscriber
+        `is_closed`.
 
-        The reader calls it when it has read everything. The client may have stored messages since, and then
-        reported a problem after them. So a problem is reported only at the second check.
+        The reader calls it when it has read everything. Since then the pull client may have stored more
+        messages, and then reported a problem that comes after them. So a problem is reported only at the
+        second check.
         """
         self.emit_hold_refused()
         found = self._pulling.corrupt, self._pulling.failure

@@ -1,11 +1,11 @@
-"""What blocks the replication of a publisher, and which calls raise it.
+"""The problem that blocks the replication of a publisher, and the calls that raise it.
 
 A problem starts when the push reports an error that a retry does not fix. It ends when a node accepts the
-session again. Messages are published nevertheless: they stay on the disk, and the push tries again and again.
+session again. Messages are published nevertheless: they stay on the disk, and the push continues to retry.
 
 Invariants:
-- A problem is raised by the next call that publishes or flushes, once, so that a program that goes on loses
-  no message; after a final error, by each call. Waiting raises it as long as it lasts.
+- The next call that publishes or flushes raises a problem, once, so that a program that continues loses no
+  message. After a final error, each such call raises it. Waiting raises it as long as it lasts.
 - `on_error` is called once for each problem, in a thread of its own.
 """
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("rt.client.publisher")
 ErrorHandler: TypeAlias = Callable[[RtError], None]
 
 _FINAL: Final = (Fenced, LogNotFound)
-"""Nothing more of this run is ever replicated."""
+"""Errors after which nothing more of this run is ever replicated."""
 
 
 class ReplicationProblem:
@@ -36,14 +36,14 @@ class ReplicationProblem:
         self.unraised: RtError | None = None
         """What the next call must raise."""
         self.last: RtError | None = None
-        """The latest problem, also if it has ended; `count` is how many began."""
+        """The latest problem, even if it has ended; `count` is the number of problems that started."""
         self.count = 0
         self._directory = directory
         self._on_error = on_error
         self._lock = threading.Lock()
 
     def record(self, error: RtError | None) -> None:
-        """The push reports what blocks it now; None: nothing does. Never blocks."""
+        """Record the error that blocks the push now; None if nothing blocks it. Never blocks."""
         with self._lock:
             if isinstance(self.error, _FINAL):
                 return
@@ -52,7 +52,8 @@ class ReplicationProblem:
                 return
             if self.error is not None and (type(error), error.what) == (type(self.error), self.error.what):
                 return
-            # In this order: whoever sees, without the lock, that replication is blocked has something raised.
+            # In this order: a thread that sees, without the lock, that replication is blocked also has
+            # something to raise.
             self.last = self.unraised = self.error = self._with_hint(error)
             self.count += 1
         if self._on_error is not None:

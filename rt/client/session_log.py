@@ -34,8 +34,8 @@ _LOCKED_AGAIN_SECONDS: Final = 0.01
 class SessionLog:
     """A session's directory, opened for one publisher, in which a new run has started.
 
-    The caller holds `lock` for each call, except of `sync_to`, `sync_if_due` and `trim_merged`. `wake` makes
-    the background thread call `sync_if_due`. A log that `is_pushed` keeps only its end in the page cache.
+    The caller holds `lock` for each call, except for `sync_to`, `sync_if_due` and `trim_merged`. `wake` makes
+    the background thread call `sync_if_due`. If the log `is_pushed`, it keeps only its end in the page cache.
     """
 
     def __init__(
@@ -105,9 +105,10 @@ class SessionLog:
         return sealed if self._synced is None else max(sealed, self._synced.end)
 
     def start_run(self, first: int) -> None:
-        """Start the next run with number `first`. It makes the promise of `max_silence` again.
+        """Start the next run with number `first`, and make the promise of `max_silence` again.
 
-        If that fails (storage errors), the run is started, and `append` promises before it writes.
+        If the promise fails (storage errors), the run is started nevertheless, and `append` makes the promise
+        before it writes.
         """
         last = self.writer.last_id
         run = 0 if last is None else last.run + 1
@@ -127,7 +128,7 @@ class SessionLog:
     def append(self, drafts: list[BatchDraft], first: int) -> None:
         """Write batches from number `first` on with one system call, in a new segment if this one is full.
 
-        On `rt.DiskFull` those that fit stay: `end` says which.
+        On `rt.DiskFull` the batches that fit stay written; `end` shows which.
         """
         if self._is_promise_due:
             self._promise()
@@ -149,7 +150,7 @@ class SessionLog:
             self._synced = self.writer.sync_point()
 
     def schedule_sync(self) -> None:
-        """Have what was just written synced within the interval."""
+        """Schedule a sync of the latest writes within the interval."""
         if not self._unsynced_since:
             self._unsynced_since = monotonic()
             self._wake()
@@ -190,7 +191,9 @@ class SessionLog:
                 self.writer.trim(before, TrimReason.MERGED)
 
     def end_promise(self) -> None:
-        """The publisher is closed in order: no more messages are expected. Storage errors."""
+        """End the promise of `max_silence`: the publisher is closed in order, and no more messages are
+        expected. Raises storage errors.
+        """
         with self._syncing:
             if not self._is_closed:
                 write_silence_limit(self._disk, self.writer.path, None)

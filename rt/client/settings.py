@@ -1,4 +1,4 @@
-"""How a publisher batches, writes, syncs and deletes, and the nodes of a client: checked options. Pure."""
+"""Checked options: how a publisher batches, writes, syncs and deletes, and the nodes of a client. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FsyncPolicy = Literal["batch", "interval", "never"]
 
 SILENCE_SECONDS_MIN: Final = 1.0
-"""Nodes look every second, and report a publisher a few seconds late."""
+"""Nodes check every second, and report a silent publisher a few seconds late."""
 
 
 class PublisherSettings(Struct, frozen=True):
@@ -61,7 +61,7 @@ def check_endpoints_tls(endpoints: Sequence[str], tls: TLS | None) -> tuple[str,
     """Endpoints, "host:port" each, or none; with endpoints there must be certificates."""
     checked = check_endpoints(endpoints)
     if checked:
-        from rt.net.tls import TLS  # Only now: it loads cryptography.
+        from rt.net.tls import TLS  # Imported only here, because it loads cryptography.
 
         if not isinstance(tls, TLS):
             raise InvalidOption(

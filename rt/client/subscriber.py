@@ -113,11 +113,11 @@ class Subscriber:
         self._gate = DeliveryGate(self._wake)
         self._counter = DeliveryCounter(on_event)
         self._reader: FollowReader | None = None
-        self._has_begun = False  # Whether `seek` moved it: its start, from which nodes hold the log, stays.
+        self._has_begun = False  # Whether `seek` moved it. Nodes still hold the log from its start.
         self._is_sought = False  # Whether `seek` set the start that is requested.
         self._watch: DirectoryWatch | None = None  # Of the directory in which the log will appear.
         self._is_opening = False  # Whether a thread uses `_watch`; then that thread closes it.
-        self._copy: PulledCopy | None = None  # Set with endpoints.
+        self._copy: PulledCopy | None = None  # Set if there are endpoints.
         root = os.path.abspath(check_path(path))
         if endpoints:
             self.directory = copy_directory(root, self.stream, self._topics or ())

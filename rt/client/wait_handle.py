@@ -39,10 +39,10 @@ logger = logging.getLogger("rt.client.publisher")
 
 WaitLevel: TypeAlias = Literal["replicated", "merged"]
 OnProgress: TypeAlias = Callable[[ProgressRecord], None]
-"""Called with each new record, in any thread, by one at a time. It must not block."""
+"""Called with each new record, from any thread, but by only one thread at a time. It must not block."""
 
 SILENT_SECONDS: Final = 2.0
-"""How long `linger` waits before it logs for what."""
+"""How long `linger` waits before it logs what it waits for."""
 LEFT_HINT: Final = (
     "It stays on the disk. The push process sends it; if that is stopped, the next publisher of the "
     "directory or `rt push` does."
@@ -50,9 +50,10 @@ LEFT_HINT: Final = (
 
 
 class WaitHandle:
-    """Has the session in `directory` pushed, from `start` on. After `leave`, the rest is pushed to its end.
+    """Has the session in `directory` pushed, from `start` on. After `leave`, the push continues until the
+    rest is sent.
 
-    Levels count for `incarnation` only. What blocks the push is recorded in `problem`. Thread-safe.
+    Levels count for `incarnation` only. The error that blocks the push is recorded in `problem`. Thread-safe.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class WaitHandle:
         self._is_leaving = False
         self._record = ProgressRecord(incarnation, NO_LEVEL, NO_LEVEL)
         self._reading = threading.Lock()
-        """Held while the file is read and its record is noted, so that no older one comes after it. Lock
-        order: this, then `_changed`."""
+        """Held while the file is read and its record is stored, so that no older record is stored after it.
+        Lock order: this, then `_changed`.
+        """
         self._data = b""
         """The record that was read last."""
         self._fd = -1
@@ -96,7 +98,9 @@ class WaitHandle:
         self._request = PushRequested(self._number, directory, stream, tuple(endpoints), *files)
 
     def start(self) -> None:
-        """Have it pushed until `leave`, which must be called also if this raises or is interrupted."""
+        """Have the session pushed until `leave`. `leave` must be called even if this raises or is
+        interrupted.
+        """
         path = os.path.join(self.directory, PROGRESS_FILE)
         with storage_errors(path, "watching progress"):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -166,9 +170,10 @@ class WaitHandle:
     def linger(
         self, run: int, number: int, seconds: float, session: str, status: Callable[[], PublisherStatus]
     ) -> RtError | None:
-        """Wait up to `seconds` until `number` is replicated. If it is not, the push process has the rest.
+        """Wait up to `seconds` until `number` is replicated. If it is not, the push process sends the rest.
 
-        Returns what blocks its replication. Logs what it waits for, and what it leaves.
+        Return the error that blocks its replication. Log what the call waits for, and what it leaves to the
+        push process.
         """
         try:
             silent = min(seconds, SILENT_SECONDS)
@@ -200,7 +205,7 @@ class WaitHandle:
             self._changed.wait(left)
 
     def timed_out(self, number: int, level: WaitLevel) -> Timeout:
-        """The error of a wait."""
+        """The error of a wait that timed out."""
         why = reasons(self.endpoints)
         return Timeout(
             f"timed out: number {number} is not {level} yet",
@@ -231,12 +236,14 @@ class WaitHandle:
             self.release()
 
     def has_come(self, run: int, number: int, level: WaitLevel) -> bool:
-        """Whether `number`, of run `run` or an earlier one, has reached `level`: runs do in their order."""
+        """Whether `number`, of run `run` or of an earlier run, has reached `level`. Runs reach a level in
+        their order.
+        """
         reached: Level = self._record.replicated if level == "replicated" else self._record.merged
         return reached.run > run or (reached.run == run and reached.number > number)
 
     def raise_if_vain(self) -> None:
-        """Raise what prevents that more is replicated."""
+        """Raise the error that prevents further replication."""
         self._problem.raise_always()
         if self._is_leaving:
             raise Closed("the publisher is closed", where=self.directory)
@@ -257,7 +264,7 @@ class WaitHandle:
             return self._fd >= 0 and self._poll()
 
     def _read_first(self) -> None:
-        """What is there already counts only if it is of the cluster that the session is pushed to."""
+        """Read the existing record. It counts only if it is of the cluster to which the session is pushed."""
         self._data = os.pread(self._fd, PROGRESS_BYTES, 0)
         record = read_progress(self.directory)
         if record is not None and record.is_of(self._incarnation, read_cluster(self.directory).id):
@@ -274,11 +281,11 @@ class WaitHandle:
             record = None
         if self._note(record):
             self._on_progress(self._record)
-        self._data = data  # Last: a call that is interrupted before has it read and told again.
+        self._data = data  # Set last: after an interrupted call it is read and reported again.
         return True
 
     def record_report(self, report: PushReported) -> None:
-        """What the push process reports."""
+        """Record a report of the push process."""
         if self._is_leaving:
             return
         error = report.error
@@ -318,7 +325,7 @@ class WaitHandle:
 class MergeNotifier:
     """Calls `on_merged` with the next number to be merged, when it has grown, in a daemon thread of its own.
 
-    `merged` returns that number. Changes during a call are told together, by the next one.
+    `merged` returns that number. Changes during a call are reported together, by the next call.
     """
 
     def __init__(self, on_merged: Callable[[int], None], merged: Callable[[], int], session: str) -> None:
@@ -332,7 +339,7 @@ class MergeNotifier:
         self._wake.put(True)
 
     def stop(self) -> None:
-        """Tell what is merged by now, then end. Does not wait for that."""
+        """Have the thread report what is merged by now, and then end. Does not wait for that."""
         self._wake.put(False)
 
     def _run(self) -> None:

@@ -50,7 +50,7 @@ class File(Protocol):
         """Write `buffers` one after the other at `offset`. Returns the count, smaller if the disk is full."""
 
     def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
-        """Write at `offset` up to `size` bytes of `source` from `source_offset` on, in the kernel if
+        """Copy up to `size` bytes from `source_offset` of `source` to `offset` of this file, in the kernel if
         possible.
 
         Returns the count, which may be smaller at any time; 0 only at the end of `source`.
@@ -149,7 +149,8 @@ class _RealFile:
     def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
         if isinstance(source, _RealFile):
             try:
-                # A kernel may also return 0 if it cannot copy; a read then decides.
+                # A kernel may also return 0 if it cannot copy. So after a 0, a read decides whether this is
+                # the end.
                 if count := os.copy_file_range(source._fd, self._fd, size, source_offset, offset):
                     return count
             except OSError as error:
@@ -196,9 +197,9 @@ class _RealFile:
 
 
 class _RealLock(_RealFile):
-    """`close` unlocks at once, even if a child process that another thread is starting still has a copy of
-    the descriptor. A forked child closes its copy, which does not unlock the parent's: a lock must not
-    outlive the process that has taken it.
+    """`close` unlocks at once, even if another thread is starting a child process that still has a copy of
+    the descriptor. A forked child closes its copy, and this does not unlock the parent's lock. The child must
+    close it, because a lock must not outlive the process that has taken it.
     """
 
     __slots__ = ("__weakref__",)
@@ -317,7 +318,7 @@ class RealDisk:
 
 
 _held = threading.local()
-"""Of each thread: descriptors of the directories that it holds, by path."""
+"""For each thread, the descriptors of the directories that it holds, by path."""
 
 
 def _open_directory(path: str) -> int:
@@ -335,7 +336,7 @@ OPEN_AGAIN = "Open the publisher or reader again, or restart the node."
 def storage_error(error: OSError, path: str, doing: str) -> StorageError:
     """Convert the system's `error` to one of rt's, with `path` and what was being done.
 
-    A file of the directory `path` that cannot be opened is named itself.
+    If a file of the directory `path` cannot be opened, the error names the file instead.
     """
     got = f"{errno.errorcode.get(error.errno or 0, error.errno)} {error.strerror}"
     if error.errno in _FULL:
@@ -368,10 +369,12 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
 
 
 def _obstacle(path: str, error: OSError) -> str | None:
-    """What stands where `path` needs a directory: a file, or a link to nothing. None if nothing does."""
+    """The obstacle where `path` needs a directory: a file, or a link to a missing target. None if there is
+    none.
+    """
     while path and not os.path.lexists(path):
         path = os.path.dirname(path)
-    with contextlib.suppress(OSError):  # It has just gone.
+    with contextlib.suppress(OSError):  # It has just been removed.
         if os.path.islink(path) and not os.path.exists(path):
             return f"{path} is a link to {os.readlink(path)}, where nothing is."
     is_file = isinstance(error, NotADirectoryError) and path and not os.path.isdir(path)

@@ -1,4 +1,6 @@
-"""Files that a crash leaves whole or not at all: written beside, synced, renamed."""
+"""Files that are either complete or missing after a crash: they are written under a temporary name, synced
+and renamed.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ from rt.log.disk import Disk, File
 def write_whole(disk: Disk, path: str, content: bytes) -> None:
     """Replace the file `path` by `content`; a crash leaves the old or the new one. Durable on return.
 
-    Writes a temporary file, syncs it, renames it, and syncs the directory. The only writer of `path`.
+    Writes a temporary file, syncs it, renames it, and syncs the directory. The caller must be the only writer
+    of `path`.
     """
     open_whole(disk, path, content).close()
 
 
 def write_whole_among_others(disk: Disk, path: str, content: bytes) -> None:
-    """As `write_whole`, while other threads and processes do the same: the last rename wins.
+    """Replace the file as `write_whole` does, while other threads and processes may do the same: the last
+    rename wins.
 
-    A crash may leave its temporary file.
+    A crash may leave the temporary file of the call.
     """
     directory = os.path.dirname(path) or "."
     with disk.hold_directory(directory):
@@ -29,20 +33,22 @@ def write_whole_among_others(disk: Disk, path: str, content: bytes) -> None:
 
 
 def open_whole(disk: Disk, path: str, content: bytes) -> File:
-    """As `write_whole`; returns the file, open for writing.
+    """Replace the file as `write_whole` does, and return it, open for writing.
 
-    Opening it afterwards could fail for want of a descriptor, although the file has its name by then.
+    Opening it afterwards could fail because no descriptor is free, although the file already has its name.
     """
     directory = os.path.dirname(path) or "."
-    with disk.hold_directory(directory):  # A new name must be syncable: take the descriptor first.
+    # Take the descriptor first: without it, a new name cannot be synced.
+    with disk.hold_directory(directory):
         return _open_whole(disk, directory, path, content)
 
 
 def write_new_files(disk: Disk, directory: str, contents: Sequence[tuple[str, bytes]]) -> None:
-    """Write files of these names that are not there yet, in their order. Durable on return.
+    """Write new files in the given order. No file with one of these names exists yet. Durable on return.
 
-    A crash leaves the first of them, whole, and none of the others: a name is synced before the next one is
-    given. After a failure none of them is there, or `OSError` EIO is raised: the directory must be recovered.
+    A crash leaves the first files of the order, complete, and none of the later ones: each name is synced
+    before the next file gets its name. After a failure none of the files exists, or `OSError` EIO is raised:
+    then the directory must be recovered.
     """
     asides = [os.path.join(directory, f".{name}.new") for name, _ in contents]
     names = [os.path.join(directory, name) for name, _ in contents]
@@ -74,7 +80,9 @@ def _fill(file: File, content: bytes) -> None:
 
 
 def _sync_names(disk: Disk, directory: str) -> None:
-    """The new content is in place already, so a failure must not be reported as a full disk to retry."""
+    """Sync the directory. The new content is already in place, so a failure must not be reported as a full
+    disk, which the caller may retry.
+    """
     try:
         disk.sync_directory(directory)
     except OSError as error:
@@ -82,9 +90,10 @@ def _sync_names(disk: Disk, directory: str) -> None:
 
 
 def remove_last_first(disk: Disk, paths: Sequence[str], why: OSError) -> None:
-    """Remove files that `why` made useless, so that a crash meanwhile leaves the first of them.
+    """Remove files that are useless after the error `why`, the last file first: a crash meanwhile leaves the
+    first ones.
 
-    `OSError` EIO if that fails: it must not be reported as a full disk to retry.
+    `OSError` EIO if that fails: the failure must not be reported as a full disk, which the caller may retry.
     """
     try:
         for path in reversed(paths):

@@ -22,7 +22,7 @@ from rt.net.identity import UNREADABLE
 import grpc.aio
 
 LOOK_S: Final = 5.0
-"""How often to read the clock, because it may be set."""
+"""Seconds between two readings of the clock, because the clock may be set."""
 
 
 def clock_s() -> float:
@@ -36,7 +36,7 @@ def end_of(context: grpc.aio.ServicerContext[Any, Any]) -> float:
 
 
 def check_valid(end_s: float, where: str) -> None:
-    """Raise `Unreachable` if that certificate has expired."""
+    """Raise `Unreachable` if the certificate that expires at `end_s` has expired."""
     if clock_s() > end_s:
         raise Unreachable(
             "the certificate of this connection has expired",
@@ -48,7 +48,7 @@ def check_valid(end_s: float, where: str) -> None:
 
 @contextlib.asynccontextmanager
 async def while_valid(end_s: float, where: str) -> AsyncIterator[None]:
-    """Cancel the block, and raise `Unreachable`, when that certificate expires."""
+    """Cancel the block, and raise `Unreachable`, when the certificate expires, at `end_s`."""
     loop, deadline = asyncio.get_running_loop(), asyncio.timeout(None)
     looking: asyncio.Handle
 

@@ -1,7 +1,8 @@
-"""Why a node cannot be reached, found by one plain TLS connection to it.
+"""Find out why a node cannot be reached, by one plain TLS connection to it.
 
-gRPC reports only that it failed to connect. A node that refuses our certificate, the Raft port, and a port on
-which no process listens look alike. So after a failed attempt a client asks here for the reason.
+gRPC reports only that it failed to connect. It reports the same for a node that refuses our certificate, for
+the Raft port, and for a port on which no process listens. So after a failed attempt a client uses this module
+to find the reason.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _EXPIRED: Final = 10
 
 
 async def probe_endpoint(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_SECONDS) -> RtError | None:
-    """Why gRPC calls to the node at `endpoint` fail; None if a connection can be made now.
+    """The reason why gRPC calls to the node at `endpoint` fail; None if a connection can be made now.
 
-    `rt.CertificateError`: a certificate, ours or the node's, is at fault.
+    The reason is `rt.CertificateError` if our certificate or the node's certificate is at fault.
     """
     try:
         context = await asyncio.to_thread(tls.ssl_client_context)  # It reads files, and may wait for them.
@@ -61,9 +62,11 @@ async def explain_silence(
     within_seconds: float,
     probe_seconds: float,
 ) -> RtError:
-    """The error, with the reason of each node: what a probe finds in time, else its error in `failures`.
+    """The error, with a reason for each node: what a probe finds in time, else the node's error in
+    `failures`.
 
-    `within_seconds` is how long an answer was waited for, `probe_seconds` how long the reason is searched.
+    `within_seconds` is how long the caller waited for an answer. `probe_seconds` is the time limit for
+    finding the reasons.
     """
     probes = (probe_endpoint(endpoint, tls, timeout_s=probe_seconds) for endpoint in endpoints)
     probed = dict(zip(endpoints, await asyncio.gather(*probes), strict=True))
@@ -99,7 +102,7 @@ async def _connect(endpoint: str, context: ssl.SSLContext) -> RtError | None:
 
 
 def _rejected(error: ssl.SSLCertVerificationError, endpoint: str) -> CertificateError:
-    """This machine does not accept the node's certificate."""
+    """The error for a node's certificate that this machine does not accept."""
     if error.verify_code == _EXPIRED:
         return CertificateError(
             "the node's certificate has expired",

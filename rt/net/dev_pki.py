@@ -44,8 +44,8 @@ from rt.net.identity import Identity, identity_of, reading
 Address: TypeAlias = IPv4Address | IPv6Address
 
 CA_DAYS = 3650
-LEAF_DAYS = 398  # the longest that browsers accept, so nothing that reads certificates minds it
-CLOCK_SKEW = timedelta(minutes=5)  # how much a peer's clock may be slow
+LEAF_DAYS = 398  # the longest that browsers accept, so all other programs accept it too
+CLOCK_SKEW = timedelta(minutes=5)  # maximum by which a peer's clock may be slow
 
 _CA = "ca"
 _COMMON_NAME_MAX = 64  # RFC 5280, ub-common-name; a name of rt may be longer
@@ -97,10 +97,10 @@ def issue(
 ) -> IssuedCertificate:
     """Issue a new pair `<name>.crt`, `<name>.key` for `identity` with the CA in `directory`.
 
-    Valid for `days` from `now`, but no longer than the CA. A node's certificate has as host names its name
-    (clients dial it), `dns`, `ips`, and with `loopback` localhost, 127.0.0.1 and ::1; no other certificate
-    may. `renew` replaces an existing pair of that name. A reader between the two renames sees a pair that
-    does not match and reads again, as `TLS.load` does.
+    Valid for `days` from `now`, but no longer than the CA. The host names in a node's certificate are its
+    name (clients dial it), `dns`, `ips`, and with `loopback` also localhost, 127.0.0.1 and ::1. No other
+    certificate may have host names. `renew` replaces an existing pair of that name. A reader between the two
+    renames sees a pair that does not match, and reads again, as `TLS.load` does.
 
     Raises `rt.CertificateError` if there is a pair, or no CA; `rt.StorageError` if it cannot be written.
     """
@@ -133,8 +133,8 @@ def issue(
 def write_p12(directory: StrPath, name: str, *, password: str = "") -> Path:
     """Write `NAME.p12` for browsers: the pair of that name and the CA. Replaces an existing one.
 
-    Without a password the key in it is as open as `NAME.key`. Raises `rt.CertificateError` if there is no
-    such pair, `rt.StorageError` if it cannot be written.
+    Without a password, the key in it is as unprotected as in `NAME.key`. Raises `rt.CertificateError` if
+    there is no such pair, `rt.StorageError` if it cannot be written.
     """
     ca_file, cert_file = Path(directory, f"{_CA}.crt"), Path(directory, f"{name}.crt")
     key = _ec_key(cert_file.with_name(f"{name}.key"))
@@ -176,7 +176,7 @@ def _alternative_names(
         dns, ips = (dns, [own, *ips]) if own else ([identity.name, *dns], ips)
     for host in dns:
         if not _HOST.fullmatch(host) or _address(host):
-            # No wildcards either: with one, a node could pose as another.
+            # Wildcards are refused too: with one, a node could impersonate another node.
             raise CertificateError("not a host name", got=repr(host)[:200], hint="Use --ip for addresses.")
     return x509.SubjectAlternativeName(
         [
@@ -209,7 +209,7 @@ def _builder(
 
 
 def _subject(common_name: str) -> x509.Name:
-    """Only for people: rt does not evaluate it."""
+    """The subject is only for people: rt does not evaluate it."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_COMMON_NAME_MAX])])
 
 
@@ -320,7 +320,7 @@ def _write(fd: int, stem: str, key: ec.EllipticCurvePrivateKey, certificate: x50
 
 
 def _replace(fd: int, files: Mapping[str, tuple[bytes, int]]) -> None:
-    """Replace files, of which contents and mode are given, in this order. Durable on return."""
+    """Replace files, in this order. `files` has the content and the mode of each. Durable on return."""
     try:
         for name, (content, mode) in files.items():
             _write_aside(fd, name, content, mode)

@@ -36,7 +36,7 @@ Roles: TypeAlias = Mapping[str, Collection[Role]]
 STREAMS_PER_IDENTITY_MAX = 256
 
 REQUEST_S = 30.0
-"""From the beginning of a call with one request to the end of that request."""
+"""Maximum time from the start of a call with one request to the end of that request."""
 
 _LOG_PAUSE_S = 1.0  # between log lines about rejected calls, so that peers cannot fill the disk
 
@@ -55,7 +55,7 @@ def peer_identity(context: Context) -> Identity:
 
 
 def caller() -> Identity:
-    """The identity whose call the current handler (or its task) answers, on a server of `serve`."""
+    """The identity of the caller, for the current handler (or its task), on a server of `serve`."""
     return _caller.get()
 
 
@@ -126,8 +126,9 @@ class GrpcAuthenticator(grpc.aio.ServerInterceptor):
                         async for reply in replies:
                             await context.write(reply)
 
-        # On the wire a message is a message. Of other handlers gRPC would read the request first: as many as
-        # peers like would be in memory before their calls are counted.
+        # On the wire, a single message and a stream look the same, so every method is served as a stream. For
+        # other kinds of handlers gRPC would read the request first: any number of requests would be in memory
+        # before their calls are counted.
         guarded: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
             serve, handler.request_deserializer, handler.response_serializer
         )

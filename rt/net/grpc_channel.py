@@ -55,7 +55,7 @@ __all__ = [
     "server_credentials",
 ]
 
-_RELOAD_PAUSE_S = 1.0  # between attempts to read invalid files, however many peers connect
+_RELOAD_PAUSE_S = 1.0  # between attempts to read invalid files, even if many peers connect
 
 logger = logging.getLogger("rt.net")
 
@@ -91,8 +91,8 @@ async def serve(
     """Listen on `address` (host:port; port 0: any) and serve `services`.
 
     `services` are called with the server, as in `partial(add_ReplicationServicer_to_server, servicer)`.
-    `roles` are the allowed roles of each method, `"/rt.v1.Replication/Push"`; callers must be of the
-    certificate's own stream. Handlers get the caller from `caller()` and may raise any `RtError`.
+    `roles` are the allowed roles of each method, `"/rt.v1.Replication/Push"`; callers must belong to the
+    stream of the server's certificate. Handlers get the caller from `caller()` and may raise any `RtError`.
 
     Without `tls` every caller has the identity `insecure_as()`, and the address must be loopback
     (`ValueError`). Raises `rt.RtError` if the port is in use, `rt.CertificateError` for bad certificates.
@@ -130,8 +130,9 @@ def open_channel(
 ) -> Channel:
     """A channel to `target`, host:port, where the host is the node's own name. Connects at the first call.
 
-    Received messages may have `message_bytes_max`. Up to `window_bytes` arrive ahead of the reader of each
-    call. With `insecure` instead of `tls` the host must be loopback (`rt.InvalidOption`).
+    Received messages may have up to `message_bytes_max` bytes. In each call, up to `window_bytes` arrive
+    before the reader reads them. With `insecure` instead of `tls` the host must be loopback
+    (`rt.InvalidOption`).
     """
     check_target(target, tls, insecure=insecure)
     keep_freed_memory()
@@ -139,7 +140,7 @@ def open_channel(
 
 
 def check_target(target: str, tls: TLS | None, *, insecure: bool) -> None:
-    """`rt.InvalidOption` if `open_channel` would refuse the target."""
+    """Raise `rt.InvalidOption` if `open_channel` would refuse the target."""
     if (tls is None) != insecure:
         raise InvalidOption("a channel has either tls or insecure=True")
     if insecure and not _is_loopback(target):

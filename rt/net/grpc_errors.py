@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, NoReturn
 
 import rt.errors
-import rt.v1  # the ciphers, before gRPC loads
+import rt.v1  # sets the ciphers, before gRPC loads
 from rt.errors import (
     CertificateError,
     CorruptRange,
@@ -41,14 +41,16 @@ import grpc.aio
 
 ERROR_KEY = "rt-error-bin"
 ERROR_BYTES_MAX = 4096
-"""Leaves two thirds of the 16 KiB of metadata that gRPC accepts, also in base64."""
+"""Even in base64, this leaves two thirds of the 16 KiB of metadata that gRPC accepts."""
 
-_TEXT_MAX = 800  # characters of one text, if they are plain: five of them fit
-_DETAILS_MAX = 500  # gRPC spells what is not ASCII with three characters a byte
+_TEXT_MAX = 800  # characters of one text; five such texts fit if they are plain
+_DETAILS_MAX = 500  # gRPC encodes each byte that is not ASCII as three characters
 _TEXTS = ("what", "where", "got", "expected", "hint")
 
 _NOT_CONNECTED = re.compile(r"^failed to connect to all addresses; last error: \w+: (?=\S)")
-"""What gRPC says first of every failed connection, before the address and the reason."""
+"""The text with which gRPC starts its report of every failed connection, before the address and the
+reason.
+"""
 
 logger = logging.getLogger("rt.net")
 
@@ -65,8 +67,8 @@ class NothingMergedYet(Unreachable):
 
 
 class MembersChanged(Unreachable):
-    """The node ended the stream because the members changed. It names them when the client connects again,
-    which may be at once.
+    """The node ended the stream because the members changed. The client may connect again at once, and the
+    node then names the members.
     """
 
     def __init__(self, what: str = "the members of the cluster changed", **details: Any) -> None:
@@ -138,9 +140,9 @@ def error_of(call: grpc.aio.AioRpcError, *, where: object = None) -> RtError:
     details = _clean(call.details() or "no reason given", _DETAILS_MAX)
     kind = _BY_CODE.get(code, RtError)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        kind = MessageTooLarge  # would be so again
+        kind = MessageTooLarge  # the same message would be too large again
     elif code is grpc.StatusCode.UNAVAILABLE and "CERTIFICATE_VERIFY_FAILED" in details:
-        kind = CertificateError  # the peer's; it does not chain to our CA
+        kind = CertificateError  # the peer's certificate does not chain to our CA
     elif code is grpc.StatusCode.INTERNAL and "Internal error from Core" in details:
         kind = Unreachable  # the text of grpc.aio for a write after the end of the call
     hint = _hint_for(details)
@@ -151,7 +153,7 @@ def _hint_for(details: str) -> str | None:
     """A hint for errors of gRPC itself."""
     if "not match" in details:
         return "Is that a node's own name, and its certificate's?"
-    # Its server closes without an alert.
+    # A gRPC server closes the connection without an alert.
     is_closed = "Socket closed" in details or "Connection reset" in details
     if "failed to connect" in details and is_closed:
         return (
@@ -182,7 +184,7 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any], method: str = "
     except RtError as error:
         await abort(context, error)
     except grpc.aio.InternalError as error:
-        raise asyncio.CancelledError from error  # a reply met the end of the call
+        raise asyncio.CancelledError from error  # the call had ended when a reply was written
     except grpc.aio.BaseError:
         raise
     except Exception:
@@ -192,16 +194,16 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any], method: str = "
 
 @contextlib.contextmanager
 def asking(where: object) -> Iterator[None]:
-    """Raise what ends a call in the block as an rt error, with `where` as the peer.
+    """If a call in the block ends with an error, raise it as an rt error, with `where` as the peer.
 
-    A write to a call that ended before raises `Unreachable`; only a read returns the reason.
+    A write to a call that has already ended raises `Unreachable`; only a read returns the reason.
     """
     try:
         yield
     except grpc.aio.AioRpcError as call:
         raise error_of(call, where=where) from call
     except asyncio.InvalidStateError as error:
-        if "RPC already finished" not in str(error):  # of some future, not of grpc.aio
+        if "RPC already finished" not in str(error):  # an error of some future, not of grpc.aio
             raise
         raise Unreachable("the call had ended", where=where) from error
 

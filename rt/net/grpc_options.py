@@ -40,19 +40,19 @@ HANDSHAKE_TIMEOUT_MS = 5000
 """From accepting a connection to the end of its TLS handshake; then its descriptor is free again."""
 
 CONNECTIONS_MAX = 1024
-"""An idle one takes 40 to 80 KiB: tests/cluster/test_hostile_memory.py."""
+"""An idle connection takes 40 to 80 KiB: tests/cluster/test_hostile_memory.py."""
 STREAMS_PER_CONNECTION_MAX = 128
 """Concurrent calls of one connection; more wait at the peer. `StreamCaps` counts over all connections."""
 
 PENDING_CALLS_MAX = 256
-"""Calls that no handler has begun to serve; more are rejected."""
+"""Calls that no handler has started to serve; more are rejected."""
 
 WINDOW_BYTES = 4 * 2**20
 """Bytes a server may send before a client reads them: 40 MB/s at 100 ms round trip. Bounds memory."""
 
 SERVER_WINDOW_BYTES = 2**16
 """Bytes a client may send before a server reads them. Each stream of each client can occupy it. While the
-server reads, gRPC lets the whole message come: 1 MiB in two round trips, 5 MB/s at 100 ms.
+server reads, gRPC accepts the whole message: 1 MiB in two round trips, 5 MB/s at 100 ms.
 """
 
 CONNECTION_AGE_MS = 3600 * 1000
@@ -67,7 +67,9 @@ CONNECTION_IDLE_MS = 60 * 1000
 CONNECT_TIMEOUT_MS = 3000
 BACKOFF_MS_MIN = 100
 BACKOFF_MS_MAX = 1000
-"""Between attempts to connect (gRPC adds jitter): reconnects within 2 s after an outage (default: 2 min)."""
+"""Maximum pause between attempts to connect (gRPC adds jitter). Clients reconnect within 2 s after an outage
+(default: 2 min).
+"""
 
 _BOTH: Options = (
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
@@ -114,7 +116,7 @@ def channel_options(
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # despite its name, it bounds one attempt
         ("grpc.dns_min_time_between_resolutions_ms", BACKOFF_MS_MAX),  # finds moved nodes (default 30 s)
         ("grpc.use_local_subchannel_pool", 1),  # never reuse a connection of the old certificate
-        ("grpc.enable_retries", 0),  # rt repeats calls from the receiver's position; no copies for it
+        ("grpc.enable_retries", 0),  # rt repeats calls from the receiver's position; gRPC keeps no copies
         ("grpc.enable_http_proxy", 0),  # http_proxy of the environment is for the web
         ("grpc.service_config_disable_resolution", 1),  # DNS gives addresses only, no configuration
     )

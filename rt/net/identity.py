@@ -27,7 +27,7 @@ _GRANTS = {"dedup": "dedup id", "lease": "group of leases"}
 
 _URI = re.compile(r"rt://([^/]*)/([^/]*)/([^/]*)")
 STREAM_HINT: Final = "Correct `stream`, the endpoints or the certificate. `rt certs show` names its stream."
-"""For a certificate, a client and a node that do not belong to one stream."""
+"""The hint if a certificate, a client and a node do not belong to the same stream."""
 UNREADABLE = (
     ValueError,
     TypeError,

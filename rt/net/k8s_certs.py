@@ -225,7 +225,7 @@ class CertificateRequest(Struct, frozen=True):
     """The Secret of the CA."""
     days: int
     renew_days: int
-    """How long before their end they are renewed; less than `days`."""
+    """The number of days before its end at which a certificate is renewed; less than `days`."""
     certificates: tuple[RequestedSecret, ...]
 
 

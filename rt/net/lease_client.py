@@ -1,7 +1,7 @@
 """Client of the nodes' services `rt.v1.Leases`, `rt.v1.Tables` and `rt.v1.Groups`, over gRPC.
 
-If a node cannot answer now, the next one is asked, in rounds, until the time is over. Concurrent calls do
-their rounds independently, so none waits for a node that others skip.
+If a node cannot answer now, the client asks the next one, in rounds, until the time is over. Concurrent calls
+have independent rounds, so no call waits for a node that other calls skip.
 
 Invariants:
 - A request keeps its id in all attempts, so no lease is acquired twice by one request.
@@ -54,7 +54,7 @@ class TablePart(NamedTuple):
     """A part of a commit to a lease's table: deletes prefixes, then keys, then writes rows."""
 
     commit: int
-    """The number of the commit: one more than the table had commits."""
+    """The number of the commit: the table's number of commits before it, plus one."""
     request: bytes
     """Identifies the attempt: `request_id`. All parts of it have the same one."""
     part: int
@@ -65,7 +65,9 @@ class TablePart(NamedTuple):
 
 
 class TableContent(NamedTuple):
-    """A lease's table as others see it. `owner`: of the lease; None if it is free."""
+    """A lease's table as other processes see it. `owner` is the owner of the lease; None if the lease is
+    free.
+    """
 
     owner: LeaseRow | None
     commits: int
@@ -81,8 +83,8 @@ class OwnerRequest(NamedTuple):
 
 
 class OwnerAnswer(NamedTuple):
-    """What became of a request: "waiting", "answered", "unknown", "no-table" or "no-room". `owner`: of the
-    lease now; empty: none.
+    """The state of a request: "waiting", "answered", "unknown", "no-table" or "no-room". `owner` is the
+    present owner of the lease; empty if there is none.
     """
 
     state: str
@@ -94,11 +96,11 @@ class LogEpoch(NamedTuple):
     """Which resets a merged log has seen."""
 
     number: int
-    """Of the cluster's epoch: see `rt.cluster_epoch`."""
+    """The number of the cluster's epoch: see `rt.cluster_epoch`."""
     forced: bytes
     """Identifies the last forced reset; empty if there was none."""
     runs: Mapping[int, int]
-    """By run number, ascending: the first position of the run. Hard and forced resets begin one, with the
+    """The first position of each run, by run number, ascending. A hard or forced reset starts a run, with the
     number of the epoch.
     """
 
@@ -107,18 +109,18 @@ _ATTEMPTS: Final = itertools.count(1)
 
 
 def request_id() -> bytes:
-    """The id of an attempt to change a table. Later ones of this process are greater."""
+    """A new id for an attempt to change a table. Later ids of this process are greater."""
     return next(_ATTEMPTS).to_bytes(8, "big") + os.urandom(REQUEST_ID_BYTES - 8)
 
 
 class GroupProgress(NamedTuple):
-    """By name: the position below which everything is handled. And the range of the merged log."""
+    """For each name, the position below which everything is handled; and the range of the merged log."""
 
     positions: Mapping[str, int]
     log_start: int
     log_end: int
     epoch: LogEpoch | None = None
-    """Set if positions were only read, and the node says it."""
+    """Set if positions were only read, and the node reports it."""
 
 
 class LeaseCalls:
@@ -202,8 +204,8 @@ class LeaseCalls:
         return reply.commits, [(row.key, row.value) for row in reply.rows], reply.next_page
 
     async def inspect_table(self, lease: str, *, timeout_s: float = TIMEOUT_S) -> TableContent:
-        """The table of a lease that this client need not hold. Large tables change while they are read: then
-        some rows are of a later commit than others.
+        """The table of a lease; this client need not hold the lease. A large table may change while it is
+        read: then some rows are of a later commit than others.
         """
         rows, page = dict[str, bytes](), 0
         while True:
@@ -222,14 +224,14 @@ class LeaseCalls:
     async def post_request(
         self, lease: str, request: bytes, content: bytes, wait_s: float, *, timeout_s: float = TIMEOUT_S
     ) -> OwnerAnswer:
-        """Leave a request for the owner of `lease`, durably, which may carry it out within `wait_s`.
+        """Leave a durable request for the owner of `lease`. The owner may carry it out within `wait_s`.
 
         After an error, post it again with the same id: it is carried out once.
         """
         end_s, until_ns = time.monotonic() + wait_s, time.time_ns() + round(wait_s * 10**9)
 
         def posted() -> bytes:
-            """A later attempt leaves less time."""
+            """The encoded request. A later attempt leaves less time to carry it out."""
             wait_ms = max(1, round((end_s - time.monotonic()) * 1000))
             return pb.TableRequest(
                 lease=lease, id=request, wait_ms=wait_ms, content=content, until_ns=until_ns
@@ -238,7 +240,7 @@ class LeaseCalls:
         return await self._about_request("Post", posted, timeout_s)
 
     async def find_request(self, lease: str, request: bytes, *, timeout_s: float = TIMEOUT_S) -> OwnerAnswer:
-        """What became of a request, as the node that answers knows it."""
+        """The state of a request, as known to the node that answers."""
         asked = pb.TableRequest(lease=lease, id=request).SerializeToString()
         return await self._about_request("Find", lambda: asked, timeout_s)
 
@@ -253,8 +255,8 @@ class LeaseCalls:
     async def waiting_requests(
         self, lease: LeaseRow, commits: int, *, timeout_s: float = TIMEOUT_S
     ) -> list[OwnerRequest]:
-        """The requests that wait for this owner, the oldest first: none that it answered in the first
-        `commits` commits of the table. `rt.Fenced`: it does not hold the lease.
+        """The requests that wait for this owner, the oldest first, without the requests that it answered in
+        the first `commits` commits of the table. `rt.Fenced` if it does not hold the lease.
         """
         asked = pb.TableRead(lease=_rows([lease])[0], commits=commits)
         data = await self._ask("Waiting", asked.SerializeToString(), timeout_s, TABLE_SERVICE)
@@ -267,13 +269,13 @@ class LeaseCalls:
     async def acknowledge(
         self, positions: Mapping[str, int], *, timeout_s: float = TIMEOUT_S
     ) -> GroupProgress:
-        """Move positions of groups forward: durable in the cluster on return. At most 256.
+        """Move positions of groups forward: durable in the cluster on return. At most 256 positions.
 
-        Returns all positions whose names start with the certificate's name and `~`, as the node that answers
-        knows them. `{}` only reads: everything that was committed before the call.
+        Returns all positions whose names start with the certificate's name and `~`, as known to the node that
+        answers. With `{}` it only reads; the answer includes everything that was committed before the call.
 
-        `rt.Fenced`: a reset was forced since this client first read positions. Those that it has may stand
-        for other messages now.
+        `rt.Fenced` if a reset was forced since this client first read positions. The positions that the
+        client has may now be positions of other messages.
         """
         rows = [groups_pb2.GroupPosition(name=name, position=at) for name, at in positions.items()]
         request = groups_pb2.GroupPositions(positions=rows)
@@ -325,12 +327,12 @@ class LeaseCalls:
         timeout_s: float,
         service: str = LEASE_SERVICE,
     ) -> bytes:
-        """The answer of a node. `data` may differ for each attempt. An error that all nodes give (a name, a
-        certificate) is raised.
+        """The answer of a node. `data` may differ for each attempt. If all nodes reject the request (a name,
+        a certificate), the error is raised.
 
-        When the time is over, raises an error that a retry may solve: a node's own reason, or else
-        `Unreachable` or `rt.Timeout` with what ended the last call to each node. The operation may have
-        happened.
+        When the time is over, raises an error that a retry may solve: a node's own error, or else
+        `Unreachable` or `rt.Timeout` with the reason why the last call to each node ended. The operation may
+        have happened.
         """
         end_s, pause_s, refused = time.monotonic() + timeout_s, PAUSE_S, set[str]()
         failure: RtError | None = None
@@ -346,7 +348,7 @@ class LeaseCalls:
                 sent = data if isinstance(data, bytes) else data()
                 answer = await self._call(endpoint, f"/{service}/{method}", sent, min(left_s, ATTEMPT_S))
             except RtError as error:
-                # One node may reject alone, for example because of its own certificate.
+                # A single node may reject the request, for example because of its own certificate.
                 if not error.retriable:
                     refused.add(endpoint)
                     refusal = error

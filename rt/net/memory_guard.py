@@ -1,11 +1,11 @@
 """Keeps the memory of a server's process below a limit, whatever its peers send.
 
-The guard measures: what the process has in memory, not what some account says. Most of what peers can make a
-process hold is in buffers of gRPC that cannot be counted otherwise.
+The guard measures the memory of the process, and does not rely on an account of it. Most memory that peers
+can occupy is in buffers of gRPC, which cannot be counted otherwise.
 
 Invariants:
-- Above `RELEASE_BYTES` freed memory goes back to the kernel, which the C library would keep.
-- Above `SHORT_BYTES` memory is short. Then new bytes wait at the peers, unfinished batches make room, and
+- Above `RELEASE_BYTES`, freed memory that the C library would keep is returned to the kernel.
+- Above `SHORT_BYTES`, memory is short. Then new bytes wait at the peers, unfinished batches make room, and
   calls end (`rt.net.open_calls`).
 
 For one event loop.
@@ -26,22 +26,26 @@ from rt.net.grpc_options import MESSAGE_BYTES_MAX
 from rt.net.open_calls import CALLS_KEPT, OpenCalls
 
 MEMORY_BYTES_MAX: Final = 512 * 2**20
-"""What a data process has in memory at most."""
+"""The maximum memory of a data process."""
 SHORT_BYTES: Final = 400 * 2**20
-"""Above it memory is short. What may come before calls have ended fits between the two."""
+"""Above this, memory is short. Bytes that may arrive before calls have ended fit between this and
+`MEMORY_BYTES_MAX`.
+"""
 VERY_SHORT_BYTES: Final = SHORT_BYTES + 80 * 2**20
-"""Above it calls end also of identities that have few."""
+"""Above this, calls of identities that have few calls end too."""
 RELEASE_BYTES: Final = 320 * 2**20
 RELEASE_S: Final = 1.0
 RELEASE_WHILE_SHORT_S: Final = 0.1
-"""Between two releases: each takes milliseconds of a processor."""
+"""Seconds between two releases while memory is short: each release takes milliseconds of a processor."""
 LOOK_S: Final = 0.02
 
 _FREED_BYTES_MAX = 64 * 2**20
 _MAPPED_BYTES_MIN = 32 * 2**20
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _ARENAS_MAX = 2
-"""Memory that is free in one arena helps no thread of another: of eight for each core most would be free."""
+"""A thread cannot use memory that is free in another arena than its own. With eight arenas for each core,
+most of the memory in them would be free.
+"""
 _LOG_PAUSE_S: Final = 5.0
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -49,13 +53,15 @@ logger = logging.getLogger("rt.net")
 
 
 def resident_bytes() -> int:
-    """What this process has in memory."""
+    """The resident memory of this process."""
     return int(os.pread(_statm(os.getpid()), 128, 0).split()[1]) * _PAGE_BYTES
 
 
 @functools.cache
 def _statm(_process: int) -> int:
-    """The kernel's count for this process. It stays open: later there may be no descriptor left."""
+    """The descriptor of the kernel's memory count for this process. It stays open, because later no
+    descriptor may be free.
+    """
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -75,7 +81,7 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return freed memory to the kernel. Takes milliseconds. Nothing where the C library cannot."""
+    """Return freed memory to the kernel. Takes milliseconds. Does nothing if the C library cannot do this."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -84,7 +90,7 @@ def release_freed_memory() -> None:
 class MemoryGuard:
     """Watches the memory of the process that runs `calls`.
 
-    `make_room` is asked to free so many bytes, and returns how many it frees soon.
+    `make_room` gets the number of bytes to free, and returns the number that it will free soon.
     """
 
     def __init__(
@@ -93,7 +99,7 @@ class MemoryGuard:
         make_room: Callable[[int], int] = lambda _: 0,
     ) -> None:
         self._calls, self._make_room = calls, make_room
-        resident_bytes()  # Takes its descriptor.
+        resident_bytes()  # Opens the descriptor, which stays open.
         self._released_s = -RELEASE_S
         self._logged_s = -_LOG_PAUSE_S
 

@@ -1,19 +1,21 @@
-"""The calls that a gRPC server runs: which may read their next message, and which end when memory is short.
+"""Open calls of a gRPC server: which may read their next message, and which are ended when memory is short.
 
-gRPC keeps what has come of a message until all of it is here, and does not report how much that is. So a call
-that waits for a message may hold `MESSAGE_BYTES_MAX`, whoever its peer is. A call that does not wait for one
-holds a window, `SERVER_WINDOW_BYTES`.
+gRPC buffers the received part of a message until the message is complete, and does not report the size of
+that part. So a call that waits for a message may hold `MESSAGE_BYTES_MAX`, for any peer. A call that does not
+wait for a message holds a window, `SERVER_WINDOW_BYTES`.
 
 Invariants:
-- While handlers have messages of `READ_BYTES_MAX` together, no call waits for another message, unless no
-  handler has a message of its identity. So handlers that do not return stop only their own identity.
-- The next call that may wait for a message is of the identity that has least. Calls of nodes never have to:
-  handlers may need what they bring.
-- While memory is short, a call begins to wait for its next message `PAUSE_S` later.
-- Calls that have waited for a message for `STALLED_S` end before those that go on.
-- The identity with the most calls loses the next one. It keeps `CALLS_KEPT`, unless memory is very short.
-- Calls of nodes do not end: what they bring is needed to merge.
-- A call ends with `rt.Overloaded`, so that its peer makes it again.
+- While the messages that handlers hold reach `READ_BYTES_MAX` in total, a call does not wait for another
+  message if a handler holds a message of the same identity. So handlers that do not return block only their
+  own identity.
+- The next call that may wait for a message belongs to the identity whose handlers hold the fewest bytes.
+  Calls of nodes never queue for this: handlers may need the messages of nodes.
+- While memory is short, a call starts to wait for its next message `PAUSE_S` later.
+- Calls that have waited for a message for `STALLED_S` are ended before calls that make progress.
+- The identity with the most calls loses the next call. It keeps `CALLS_KEPT` calls, unless memory is very
+  short.
+- Calls of nodes are not ended: their messages are needed to merge.
+- A call is ended with `rt.Overloaded`, so that its peer calls again.
 
 For one event loop.
 """
@@ -34,20 +36,23 @@ from rt.net.identity import Identity
 import grpc.aio
 
 STALLED_S: Final = 1.0
-"""A message of the largest size comes within this at 1 MiB/s. Whoever is slower is ended only while memory is
-short."""
+"""At 1 MiB/s, a message of the largest size arrives within this time. A slower call is ended only while
+memory is short.
+"""
 READ_BYTES_MAX: Final = 24 * 2**20
-"""Messages that were read and are not handled yet, of all calls."""
+"""Limit for the messages of all calls that were read and are not handled yet."""
 PAUSE_S: Final = 0.25
-"""Before the next message of each call, while memory is short: what it would bring waits at the peer."""
+"""Pause before the next message of each call, while memory is short. During the pause, the message waits at
+the peer.
+"""
 CALLS_WHILE_SHORT_MAX: Final = 4
 """Calls of one identity while memory is short: new ones above this are rejected."""
 CALLS_KEPT: Final = 2
-"""Calls of one identity that do not end, unless memory is very short."""
+"""Calls of one identity that are not ended, unless memory is very short."""
 
 
 class ReadBudget:
-    """What handlers have of messages, and which calls wait until that is less. For one event loop."""
+    """The messages that handlers hold, and the calls that wait until this is less. For one event loop."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -55,12 +60,12 @@ class ReadBudget:
         """Cleared while memory is short."""
         self.has_memory.set()
         self._held: Counter[str] = Counter()
-        """By the identity's URI."""
+        """Bytes of messages that handlers hold, by the identity's URI."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By the identity's URI; none of them is empty."""
+        """Waiting calls, by the identity's URI. No queue is empty."""
 
     def add(self, uri: str, size: int) -> None:
-        """Handlers of an identity have so many bytes more."""
+        """Record that handlers of an identity hold `size` more bytes."""
         self.total += size
         self._held[uri] += size
         if not self._held[uri]:
@@ -85,18 +90,18 @@ class ReadBudget:
                 self._forget(uri, turn)
 
     def is_queued(self, uri: str) -> bool:
-        """Whether a call of the identity waits until handlers have less."""
+        """Whether a call of the identity waits until handlers hold less."""
         return uri in self._waiting
 
     def _let_next(self) -> None:
-        """Let as many go on as there is room for, each with a message of the largest size."""
+        """Resume as many calls as there is room for, if each gets a message of the largest size."""
         room = READ_BYTES_MAX - self.total
         while self._waiting and room > 0:
             if self._let(min(self._waiting, key=self._held.__getitem__)):
                 room -= MESSAGE_BYTES_MAX
 
     def _let(self, uri: str) -> bool:
-        """Let one call of the identity go on. False if none waits."""
+        """Resume one call of the identity. Return False if no call waits."""
         while (line := self._waiting.get(uri)) is not None:
             turn = line[0]
             self._forget(uri, turn)
@@ -114,25 +119,25 @@ class ReadBudget:
 
 
 class OpenCall:
-    """A call that runs. `end` it when its memory is needed."""
+    """A running call. Call `end` when its memory is needed."""
 
     def __init__(self, identity: Identity, budget: ReadBudget, now: Callable[[], float]) -> None:
         self.identity: Final = identity
         self.waits_since_s: float | None = None
-        """Since when its handler waits for a message; None while it does not."""
+        """The time since which its handler has waited for a message; None while it does not wait."""
         self.is_ending = False
         self._budget, self._now = budget, now
         self._read_bytes = 0
-        """Of the message that its handler has."""
+        """The size of the message that its handler holds."""
         self._deadline = asyncio.Timeout(None)
 
     def end(self) -> None:
-        """Have its handler cancelled, and the call end with `rt.Overloaded`."""
+        """Cancel its handler, and end the call with `rt.Overloaded`."""
         self.is_ending = True
         self._deadline.reschedule(self._now())
 
     async def read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        """The next message of `context`; the one before is handled."""
+        """Return the next message of `context`. The previous message is handled."""
         self._set(0)
         if self.identity.role != "node":
             await self._budget.has_room(self.identity.uri)
@@ -154,7 +159,7 @@ class OpenCall:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Around its handler."""
+        """A context manager around its handler."""
         try:
             async with self._deadline:
                 yield
@@ -165,7 +170,7 @@ class OpenCall:
 
 
 class WatchedContext:
-    """The context of a call, which notes since when a message is awaited. All else is gRPC's."""
+    """The context of a call. It records since when the call waits for a message. All else is gRPC's."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], call: OpenCall) -> None:
         self._context, self._call = context, call
@@ -193,7 +198,9 @@ class OpenCalls:
 
     @property
     def is_short(self) -> bool:
-        """Whether memory is short. Then identities with `CALLS_WHILE_SHORT_MAX` calls may begin no others."""
+        """Whether memory is short. If so, an identity with `CALLS_WHILE_SHORT_MAX` calls cannot start
+        more.
+        """
         return not self.reading.has_memory.is_set()
 
     def note_memory(self, *, is_short: bool) -> None:
@@ -207,7 +214,7 @@ class OpenCalls:
 
     @contextlib.asynccontextmanager
     async def entered(self, identity: Identity) -> AsyncIterator[OpenCall]:
-        """Around a call. `rt.Overloaded` if it may not begin now, and when it is ended."""
+        """A context manager around a call. `rt.Overloaded` if it may not start now, and when it is ended."""
         uri = identity.uri
         if self.is_short and self._counts[uri] >= CALLS_WHILE_SHORT_MAX and identity.role != "node":
             raise _overloaded(uri)
@@ -225,7 +232,7 @@ class OpenCalls:
                 del self._counts[uri]
 
     def end_some(self, count: int, *, kept: int = CALLS_KEPT) -> None:
-        """End calls until `count` are ending. Each identity keeps the last `kept`."""
+        """End calls until `count` calls are ending. Each identity keeps its last `kept` calls."""
         count -= sum(call.is_ending for call in self._calls)
         chosen = calls_to_end(self._calls, count, asyncio.get_running_loop().time(), kept=kept)
         for call in chosen:
@@ -234,13 +241,14 @@ class OpenCalls:
 
 
 def calls_to_end(calls: Iterable[OpenCall], count: int, now_s: float, *, kept: int = 0) -> list[OpenCall]:
-    """Up to `count` of the calls, whose end costs honest peers least. Each identity keeps `kept`."""
+    """Choose up to `count` calls whose end costs honest peers least. Each identity keeps `kept` calls."""
     groups: dict[str, list[OpenCall]] = defaultdict(list)
     for call in calls:
         if not call.is_ending and call.identity.role != "node":
             groups[call.identity.uri].append(call)
     for group in groups.values():
-        group.sort(key=lambda call: -_stalled_s(call, now_s))  # Those that wait longest go first.
+        # Calls that have waited longest are ended first.
+        group.sort(key=lambda call: -_stalled_s(call, now_s))
     chosen: list[OpenCall] = []
     while len(chosen) < count:
         uri = max(groups, key=lambda uri: _rank(groups[uri], kept, now_s), default=None)
@@ -251,13 +259,13 @@ def calls_to_end(calls: Iterable[OpenCall], count: int, now_s: float, *, kept: i
 
 
 def _stalled_s(call: OpenCall, now_s: float) -> float:
-    """How long it has waited for a message; 0 while that is less than `STALLED_S`."""
+    """The time for which the call has waited for a message; 0 while it is less than `STALLED_S`."""
     waited_s = 0.0 if call.waits_since_s is None else now_s - call.waits_since_s
     return waited_s if waited_s >= STALLED_S else 0.0
 
 
 def _rank(group: list[OpenCall], kept: int, now_s: float) -> tuple[bool, int]:
-    """Highest for the identity that loses the next call."""
+    """The rank of an identity. The identity with the highest rank loses the next call."""
     has_stalled = len(group) > kept and _stalled_s(group[0], now_s) > 0
     return has_stalled, len(group)
 

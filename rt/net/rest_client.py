@@ -29,7 +29,7 @@ import grpc
 
 REST_METHOD: Final = "/rt.v1.Rest/Call"
 TARGET_BYTES_MAX: Final = 4096
-"""Limit of path and query: that of an HTTP request line."""
+"""Limit for path and query, the same as for an HTTP request line."""
 ANSWER_BYTES_MAX: Final = 64 * 2**20
 """The history of a log has some 10,000 entries of a few hundred bytes."""
 TIMEOUT_S: Final = 15.0
@@ -53,14 +53,14 @@ async def ask(
     timeout_s: float = TIMEOUT_S,
     connect_timeout_s: float = TIMEOUT_S,
 ) -> RestResponse:
-    """Ask the nodes at `endpoints` ("host:port") in turn; returns the first answer, whatever its status.
+    """Ask the nodes at `endpoints` ("host:port") in turn. Return the first answer, with any status.
 
-    `target` is path and query, `body` JSON. A node that has no connection after `connect_timeout_s` is left
-    for the next one; `timeout_s` is for its answer. Without `tls` the endpoints must be on loopback
-    (`ValueError`).
+    `target` is path and query, `body` JSON. If there is no connection to a node after `connect_timeout_s`,
+    the next node is asked; `timeout_s` is the limit for a node's answer. Without `tls` the endpoints must be
+    on loopback (`ValueError`).
 
-    Raises `rt.InvalidOption` for a malformed endpoint. If no node answers, raises the error of the only one,
-    or `Unreachable` that names each.
+    Raises `rt.InvalidOption` for a malformed endpoint. If no node answers, raises the error of the node if
+    there is only one, else `Unreachable` with the errors of all nodes.
     """
     endpoints = check_endpoints(endpoints, is_required=True)
     failures: list[RtError] = []
@@ -71,7 +71,8 @@ async def ask(
             is_reading = method in _READING
             if (why := await _why_unconnected(channel, connect_timeout_s)) is not None:
                 if tls is not None and type(why) in {Unreachable, CertificateError}:
-                    why = await probe_endpoint(endpoint, tls) or why  # gRPC names one address of several.
+                    # gRPC's error names only one of several addresses.
+                    why = await probe_endpoint(endpoint, tls) or why
                 failures.append(why)
                 continue
             try:
@@ -92,7 +93,7 @@ async def ask(
 def check(answer: RestResponse, *, where: object = None) -> RestResponse:
     """Return `answer`, or raise its error, an `rt.RtError` or a subclass.
 
-    `where` names the node in an error that names no place of its own.
+    `where` names the node, for an error that has no `where` of its own.
     """
     if answer.status < 400:
         return answer
@@ -137,22 +138,22 @@ async def _call(
 
 
 async def _why_unconnected(channel: Channel, seconds: float) -> RtError | None:
-    """None if there is a connection within `seconds`, else why not."""
+    """Return None if there is a connection within `seconds`, else the reason as an error."""
     try:
         async with asyncio.timeout(seconds):
             if await _connects(channel):
                 return None
     except TimeoutError:
         return Timeout("no connection in time", where=channel.target, expected=f"within {seconds:g} s")
-    try:  # Only a call says why. This one changes nothing.
+    try:  # Only a call reports the reason. This call changes nothing.
         await _call(channel, "GET", "/liveness", None, _WHY_S)
     except RtError as error:
         return error
-    return None  # It was slow to come.
+    return None  # The connection was slow.
 
 
 async def _connects(channel: Channel) -> bool:
-    """Whether there is a connection; False once an attempt has failed."""
+    """Return True when there is a connection, False after an attempt has failed."""
     present = channel.get()
     state = present.get_state(try_to_connect=True)
     while state not in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE}:

@@ -24,8 +24,8 @@ from rt.net.identity import Identity
 from rt.option_checks import check_path
 
 _PAUSES_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
-"""Between reads of files that do not match. A rotation needs microseconds between its renames, on a busy
-machine more.
+"""Pauses between reads of files that do not match. A rotation needs microseconds between its renames, or more
+on a busy machine.
 """
 
 logger = logging.getLogger("rt.net")
@@ -119,7 +119,7 @@ class TLS:
         credentials = self.load()
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # As in `check` and in gRPC: every certificate in the CA file is trusted, a root or not.
+        # As in `check` and in gRPC, every certificate in the CA file is trusted, even if it is not a root.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
             with _memory_file(credentials.cert) as cert, _memory_file(credentials.key) as key:

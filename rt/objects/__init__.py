@@ -123,7 +123,7 @@ _ON_FIRST_USE: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a store on first use, so that others do not load sqlite3 or psycopg."""
+    """Import a store on first use, so that programs without this store do not load sqlite3 or psycopg."""
     if name in _ON_FIRST_USE:
         return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
     raise AttributeError(f"module 'rt.objects' has no attribute {name!r}")

@@ -29,7 +29,7 @@ class Claims:
         return made
 
     def claim(self, root: str) -> TreeClaim:
-        """`OutOfTurn` if a claimed tree and this one have categories in common."""
+        """Claim a tree. `OutOfTurn` if it has categories in common with a claimed tree."""
         with self._lock:
             for held in self._held:
                 if is_in_tree(held, root) or is_in_tree(root, held):

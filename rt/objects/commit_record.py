@@ -1,15 +1,15 @@
-"""The number of the last commit, in a file of its own beside the store's: `<path>-commit`.
+"""The number of the last commit, in a separate file beside the store's file: `<path>-commit`.
 
-SQLite ends its recovery at the first damaged frame of the write-ahead log, and takes a missing log for an
-empty one. So it may return an earlier commit without an error. This record says which commit to expect.
+SQLite ends its recovery at the first corrupt frame of the write-ahead log, and treats a missing log as an
+empty log. So it may return an earlier commit without an error. This record states which commit to expect.
 
     offset 0, 512   a slot     magic "rtCR", version u32, store id (16 bytes), number u64, CRC-32C u32;
                                little-endian, the checksum over what is before it
 
-Commit n goes into slot n % 2. It is written after the commit is durable, and synced before the commit is
-reported. So:
+Commit n goes into slot n % 2. The slot is written after the commit is durable, and synced before the commit
+is reported. So:
 - A reported commit is never newer than the record.
-- While a slot is torn, the file has at least the commit after that of the other slot.
+- While a slot is torn, the file has at least the commit that follows the commit in the other slot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SLOT_BYTES: Final = 512  # a sector: disks write it completely or not at all
 
 
 class LastCommit(Struct, frozen=True):
-    """What a record says. `is_torn`: one slot is invalid; the file must have a later commit then."""
+    """The content of a record. `is_torn`: one slot is invalid, so the file must have a later commit."""
 
     store_id: str
     number: int
@@ -52,7 +52,7 @@ def encode(last: LastCommit) -> bytes:
 
 
 def decode(data: bytes) -> LastCommit | None:
-    """What the bytes of a record say; None if they say nothing. `rt.UnknownVersion` for a newer version."""
+    """Decode the bytes of a record; None if they are not valid. `rt.UnknownVersion` for a newer version."""
     slots = [_decode_slot(data[at : at + _SLOT_BYTES]) for at in (0, _SLOT_BYTES)]
     found = [each for each in slots if each is not None]
     if not found or len({each.store_id for each in found}) > 1:
@@ -87,7 +87,7 @@ class CommitRecord:
     """Writes the record of an open store. Methods raise `OSError`. One thread at a time."""
 
     def __init__(self, path: str, store_id: str, number: int) -> None:
-        """Replace the record, durably. `number` must not be less than what it says."""
+        """Replace the record, durably. `number` must not be less than the number in the old record."""
         self._store_id: Final = store_id
         slot = encode(LastCommit(store_id, number)).ljust(_SLOT_BYTES, b"\0")
         write_whole(REAL, record_path(path), slot * 2)

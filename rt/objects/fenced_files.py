@@ -1,12 +1,13 @@
-"""The files of a store whose owners follow each other: a file for each owner, named by its fence.
+"""The files of a store with one owner after another: each owner has a file, named by its fence.
 
     NAME.db             the rows of the owner with fence 0
     NAME~FENCE.db       the rows of a later owner, first copied from the owner before
     NAME~FENCE.claim    an owner with this fence has come
 
-No owner waits for another, also if that is paused in the middle of a commit. Invariants:
-- An owner claims its fence, and then copies. An owner before it commits, and then looks for claims. So either
-  the copy has the commit, or the commit is not reported as made.
+No owner waits for another owner, even if the other owner is paused during a commit. Invariants:
+- An owner first claims its fence, and then copies the rows of the previous owner. The previous owner first
+  commits, and then checks for claims. So either the copy has the commit, or the commit is not reported as
+  made.
 - An owner that was replaced is refused at its next write: `rt.Fenced`.
 - The files of earlier owners are deleted after the copy is durable.
 """
@@ -25,14 +26,14 @@ from rt.objects.sqlite_backup import UnfinishedStore, take_over_store
 from rt.objects.sqlite_store import SqliteStore
 
 _DIGITS: Final = 20
-"""Of the greatest fence, so that the order of the names is that of the fences."""
+"""Digits of the greatest fence, so that names sort in the order of the fences."""
 
 
 def open_fenced(directory: str | os.PathLike[str], name: str, fence: int) -> SqliteStore:
-    """The store `name` in `directory` for the owner with this fence, with the rows of the owner before.
+    """Open the store `name` in `directory` for the owner with this fence, with the previous owner's rows.
 
-    `rt.Fenced` if a later owner has come. Two owners with one fence get `rt.DirectoryLocked`. Raises what
-    `SqliteStore` raises.
+    `rt.Fenced` if there is a later owner. Two owners with the same fence get `rt.DirectoryLocked`. Raises the
+    errors of `SqliteStore`.
     """
     files = FencedFiles(os.path.realpath(directory), name, fence)
     files.claim()
@@ -61,7 +62,7 @@ class FencedFiles:
         self.path: Final = self._path_of(fence)
 
     def claim(self) -> None:
-        """From now on, earlier owners are refused."""
+        """Claim the fence. From now on, earlier owners are refused."""
         self.require_current()
         if not self._fence:
             return
@@ -73,12 +74,12 @@ class FencedFiles:
         self.require_current()
 
     def newer(self) -> int | None:
-        """The fence of the latest owner, if that is a later one."""
+        """The fence of the latest owner; None if no owner is later than this one."""
         latest = max((fence for fence, _ in self._found()), default=0)
         return latest if latest > self._fence else None
 
     def require_current(self) -> None:
-        """`rt.Fenced` if a later owner has come."""
+        """Raise `rt.Fenced` if there is a later owner."""
         if (newer := self.newer()) is not None:
             raise Fenced(
                 "a later owner has taken over the store",
@@ -89,7 +90,7 @@ class FencedFiles:
             )
 
     def take_over(self) -> None:
-        """Copy the rows of the owner before, if there was one."""
+        """Copy the rows of the previous owner, if there was one."""
         earlier = {fence for fence, _ in self._found() if fence < self._fence}
         for fence in sorted(earlier, reverse=True):
             path = self._path_of(fence)
@@ -99,11 +100,11 @@ class FencedFiles:
                     return
 
     def remove_earlier(self) -> None:
-        """Call when this owner's file is durable."""
+        """Remove the files of earlier owners. Call when this owner's file is durable."""
         with storage_errors(self._directory, "removing the files of earlier owners"):
             for fence, entry in list(self._found()):
                 if fence < self._fence:
-                    with contextlib.suppress(FileNotFoundError):  # A later owner removes the same.
+                    with contextlib.suppress(FileNotFoundError):  # A later owner removes the same files.
                         os.unlink(os.path.join(self._directory, entry))
 
     def _found(self) -> Iterator[tuple[int, str]]:

@@ -297,7 +297,7 @@ def check_id(object_id: object) -> None:
 
 
 def require_kind(object_id: str, asked: Kind, kind: str) -> None:
-    """Raise `WrongKind` unless `kind`, the object's, is `asked`."""
+    """Raise `WrongKind` unless `kind`, the kind of the object, is `asked`."""
     if kind != asked.value:
         raise WrongKind("the object has another kind", where=object_id, got=asked.value, expected=kind)
 

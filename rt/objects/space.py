@@ -87,7 +87,7 @@ class PersistedObjectSpace(Registry):
         self._flight: _Flight | None = None
         self._reader: StateReader | None = None
         self._base: str | None = None  # id of the store that differential saves extend
-        self._last_save: object | None = None  # as `Owners.last_save` says it, if no other space saves
+        self._last_save: object | None = None  # returned by `Owners.last_save`, if no other space saves
         self._version_is_stored = False
 
     # Saving
@@ -102,7 +102,7 @@ class PersistedObjectSpace(Registry):
         try:
             self.save(writer)
         except BaseException:
-            writer.rollback()  # It is open if an interrupt came first.
+            writer.rollback()  # It is still open if an interrupt came first.
             raise
         try:
             writer.commit()
@@ -151,7 +151,8 @@ class PersistedObjectSpace(Registry):
             for each in flight.saved:
                 each.saved()
             self._version_is_stored = self._version_is_stored or flight.wrote_version
-            # After a move, objects that are not loaded are there, and the store before may be closed.
+            # After a move to another store, unloaded objects are in that store, and the previous store may be
+            # closed.
             self._base, self._reader = flight.store_id, flight.reader
             self._last_save = flight.reader.owners.note_save(self._root)
             self._flight = None
@@ -328,7 +329,7 @@ class PersistedObjectSpace(Registry):
 
 
 def _check_prefix(prefix: str) -> None:
-    """Refuse a prefix whose rows could lie among those of another space, or of an engine."""
+    """Refuse a prefix whose rows could mix with the rows of another space, or of an engine."""
     if not isinstance(prefix, str):
         raise TypeError(f"a prefix must be a str, got {type(prefix).__name__}")
     try:

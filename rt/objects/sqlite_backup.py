@@ -40,7 +40,7 @@ from rt.objects.sqlite_recovery import (
 )
 
 _BESIDE: Final = ("", "-wal", "-commit", "-journal")
-"""The names of a store's files, after its path."""
+"""The suffixes of a store's files, after its path."""
 
 
 class UnfinishedStore(StateDamaged):
@@ -83,15 +83,15 @@ def back_up_store(
 
 
 def take_over_store(path: str, to: str) -> None:
-    """Like `back_up_store`, but the copy keeps the id: from now on it is the store.
+    """Like `back_up_store`, but the copy keeps the id: from now on, the copy is the store.
 
-    Waits for no program that uses the store. `UnfinishedStore` if it has no commit yet.
+    Does not wait for a program that uses the store. `UnfinishedStore` if the store has no commit yet.
     """
     _copy(path, to, None)
 
 
 def _copy(source: str, target: str, store_id: str | None, *, accept_loss: bool = False) -> StoreStatus:
-    """`store_id` None: that of the source."""
+    """Copy a store. If `store_id` is None, the copy keeps the id of the source."""
     require_short_path(target)
     aside = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.new")
     with contextlib.ExitStack() as undo:
@@ -144,9 +144,9 @@ def _require_free(target: str) -> None:
 def _opened(
     path: str, *, accept_loss: bool = False
 ) -> Iterator[tuple[sqlite3.Connection, SqliteInformation]]:
-    """A connection that reads one commit, which is the last one that was reported."""
+    """A connection that reads one commit: the last one that was reported."""
     with storage_errors(path, "reading an object store"):
-        record = read_record(path)  # first: commits may follow
+        record = read_record(path)  # first, because commits may follow
         require_one_name(path)
         if not os.path.exists(path) and record is None:
             raise LogNotFound("no such object store", where=path, hint="Correct the path.")
@@ -170,7 +170,7 @@ def _opened(
 
 
 def _has_only_journal(path: str) -> bool:
-    """Whether a crash came before the file had a write-ahead log."""
+    """Whether a crash happened before the file had a write-ahead log."""
     return os.path.exists(f"{path}-journal") and not os.path.exists(f"{path}-wal")
 
 
@@ -194,7 +194,7 @@ def _status(path: str, information: SqliteInformation, rows: int, categories: in
 
 
 def _is_locked(path: str) -> bool:
-    """Whether a program holds the store's lock. Takes a shared one, and releases it at once."""
+    """Whether a program holds the store's lock. Takes a shared lock, and releases it at once."""
     try:
         fd = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -2,9 +2,9 @@
 
 Invariants:
 - One process writes: it holds the lock file beside the database.
-- When `commit` returns, the commit is on disk, and after it the record that it was made.
+- When `commit` returns, the commit is on disk. The record of the commit is also on disk, written after it.
 - A file that lost a reported commit is not opened, and not changed: see `sqlite_recovery`.
-- After a failed write or sync the database is dead, because the system reports a failed fsync only once.
+- After a failed write or sync the database is unusable, because the system reports a failed fsync only once.
 - Opening copies the write-ahead log into the file again before anything is read or written.
 - Commits to a file that was removed or replaced meanwhile are not reported as made.
 """
@@ -49,17 +49,17 @@ class Fence(Protocol):
     """Says whether this process may still write. May be called by any thread."""
 
     def newer(self) -> int | None:
-        """The fence of the latest owner, if that is a later one."""
+        """The fence of the latest owner; None if no owner is later than this one."""
 
     def require_current(self) -> None:
-        """`rt.Fenced` if a later owner has come."""
+        """Raise `rt.Fenced` if there is a later owner."""
 
 
 def resolve(path: str) -> str:
-    """The absolute path without symbolic links: lock, log and record lie beside the file itself.
+    """The absolute path without symbolic links: lock, log and record are beside the file itself.
 
-    A directory made for a mistyped path would hold an empty store, which looks like lost state. So would the
-    target of a broken link.
+    The directory must exist. If it were created for a mistyped path, it would hold an empty store, which
+    looks like lost state. For the same reason, a broken link is refused.
     """
     found = os.path.realpath(path)
     require_short_path(found)
@@ -143,9 +143,9 @@ class SqliteDatabase:
     # Opening
 
     def _sync_files(self) -> None:
-        """Sync the files of the process before.
+        """Sync the files that the previous process left.
 
-        Must run before SQLite opens them: closing a file frees its locks.
+        Must run before SQLite opens the files: closing a file releases its locks.
         """
         for path in (self.path, f"{self.path}-wal", record_path(self.path)):
             if REAL.size(path) is not None:
@@ -153,7 +153,7 @@ class SqliteDatabase:
                     file.sync()
 
     def _roll_back_creation(self) -> None:
-        """A process killed before the file had a write-ahead log leaves a journal, which readers refuse."""
+        """Roll back the journal of a process killed before the write-ahead log existed. Readers refuse it."""
         if os.path.exists(f"{self.path}-journal") and not os.path.exists(f"{self.path}-wal"):
             with (
                 sqlite_errors(self.path, "opening an object store"),
@@ -183,7 +183,7 @@ class SqliteDatabase:
         return replace(found, base=found.number) if is_emptied else found
 
     def _start_record(self) -> CommitRecord:
-        """From now on the file needs its record. Also in the file itself, before the first commit."""
+        """Start the record. From now on the file needs it; the file states this before the first commit."""
         with storage_errors(record_path(self.path), "writing the record of the last commit"):
             record = CommitRecord(self.path, self._information.store_id, self._information.number)
         if self._information.is_complete:
@@ -198,7 +198,7 @@ class SqliteDatabase:
     def _empty_wal(self, *, timeout_s: float = BUSY_S) -> bool:
         """Copy the write-ahead log into the file, sync it, truncate the log.
 
-        Returns False if it was not truncated because a reader is active: later then.
+        Return False if the log was not truncated because a reader is active. Then it is truncated later.
         """
         connection = self._write_connection
         connection.execute(f"PRAGMA busy_timeout = {int(timeout_s * 1000)}")
@@ -231,7 +231,7 @@ class SqliteDatabase:
     # Reading and writing
 
     def read(self, statement: str, *values: object) -> list[Any]:
-        """What the last commit holds."""
+        """The result of a query on the last commit."""
         self.require_usable()
         with self._reading, self._errors("reading"):
             return self._read_connection.execute(statement, values).fetchall()
@@ -244,7 +244,7 @@ class SqliteDatabase:
         if not self._is_settled:
             self._settle()
         self._is_changed = False
-        self.roll_back()  # An interrupt before COMMIT left it open.
+        self.roll_back()  # An interrupt before COMMIT may have left it open.
         with self._errors("starting a commit"):
             self._write_connection.execute("BEGIN IMMEDIATE")
 
@@ -273,7 +273,7 @@ class SqliteDatabase:
                 )
 
     def _require_current(self) -> None:
-        """`rt.Fenced` if a later owner has come: then the transaction is rolled back."""
+        """`rt.Fenced` if there is a later owner. Then the transaction is rolled back."""
         try:
             if self._fence is not None:
                 self._fence.require_current()
@@ -324,7 +324,8 @@ class SqliteDatabase:
         except (sqlite3.Error, OSError) as error:
             failed = error if isinstance(error, sqlite3.Error) else sqlite3.OperationalError(str(error))
             translated = self._translate(failed, "copying the write-ahead log into the file")
-            if not isinstance(translated, DiskFull):  # Then the log keeps what is not in the file: later.
+            # If the disk is full, the log keeps the commits; it is copied later.
+            if not isinstance(translated, DiskFull):
                 # This commit is on disk. Later ones must not trust the disk.
                 self._record_failure(translated)
 
@@ -359,7 +360,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """Raise SQLite's errors as rt's. A disk error makes the database dead."""
+        """Raise SQLite's errors as errors of rt. After a disk error the database is unusable."""
         try:
             yield
         except SQLITE_ERRORS as error:

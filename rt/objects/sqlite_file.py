@@ -33,14 +33,14 @@ APPLICATION_ID: Final = 0x72744F53
 """`rtOS`, in the file's header."""
 VERSION: Final = 2
 _PATH_BYTES_MAX: Final = 504
-"""SQLite opens no longer path."""
+"""SQLite does not open a path that is longer."""
 _NAME_BYTES_MAX: Final = 240
-"""Leaves room for the names of the files beside it: 255 bytes."""
+"""Leaves room for the names of the files beside it, which have at most 255 bytes."""
 BUSY_S: Final = 5.0
 """How long to wait for a lock of another process."""
 RESTORE: Final = "Restore the store from a backup (`rt store backup`). It was not changed."
 SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
-"""What sqlite3 raises, also for damaged text."""
+"""The errors that sqlite3 raises, also for corrupt text."""
 
 _SCHEMA: Final = (
     """CREATE TABLE information (store_id TEXT NOT NULL, number INTEGER NOT NULL, base INTEGER NOT NULL,
@@ -59,7 +59,7 @@ class SqliteInformation(Struct, frozen=True):
     base: int
     """The commit that the file had when its write-ahead log was last emptied."""
     is_complete: bool
-    """The file needs no other file: a backup, or a store that is being created."""
+    """Whether the file needs no other file: a backup, or a store that is being created."""
 
     def columns(self) -> tuple[str, int, int, int, int]:
         values = self.store_id, self.number, self.base, int(self.is_complete)
@@ -67,7 +67,7 @@ class SqliteInformation(Struct, frozen=True):
 
 
 def require_short_path(path: str) -> None:
-    """`StorageError` for a path that SQLite, or the file system with the longest name beside it, refuses."""
+    """`StorageError` if the path is too long for SQLite, or a name beside it for the file system."""
     for what, name, most in (
         ("path", path, _PATH_BYTES_MAX),
         ("name", os.path.basename(path), _NAME_BYTES_MAX),
@@ -130,7 +130,7 @@ def require_format(connection: sqlite3.Connection, path: str) -> None:
 
 
 def read_information(connection: sqlite3.Connection, path: str) -> SqliteInformation:
-    """The row of the last commit; `StateDamaged`."""
+    """The row of the last commit; `StateDamaged` if it is corrupt."""
     found = connection.execute("SELECT * FROM information").fetchall()
     if len(found) == 1 and all(type(each) is kind for each, kind in zip(found[0], _COLUMNS, strict=True)):
         store_id, number, base, is_complete, checksum = found[0]
@@ -144,7 +144,7 @@ _COLUMNS: Final = (str, int, int, int, int)
 
 
 def check_all(connection: sqlite3.Connection, path: str) -> tuple[int, int]:
-    """Verify the structure and every row. A damaged key is found only here.
+    """Verify the structure and every row. A corrupt key is detected only here.
 
     Returns the number of rows and of categories.
     """

@@ -1,7 +1,7 @@
 """Whether the files of a store belong together: the file, its write-ahead log, the record of the last commit.
 
-Each of them may have been lost, cut, damaged, or replaced by an older copy. SQLite does not notice that: it
-would return an earlier commit, or apply a log to a file that it does not belong to.
+Each file may be lost, truncated, corrupt, or replaced by an older copy. SQLite does not detect this: it would
+return an earlier commit, or apply a log to a file to which the log does not belong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RESTORE: Final = (
 
 
 class StoreFiles(Struct, frozen=True):
-    """What the files of a store say. None: there is no such file, or it cannot be read."""
+    """The content of a store's files. None: the file does not exist, or it cannot be read."""
 
     recovered: SqliteInformation | None
     """The last commit in the file and its write-ahead log. None: the store is new."""
@@ -77,9 +77,9 @@ def require_agreement(path: str, files: StoreFiles) -> None:
 
 
 def read_files(path: str) -> StoreFiles:
-    """Read them without a change. The store may be in use."""
+    """Read the files without changing them. The store may be in use."""
     with storage_errors(path, "reading an object store"):
-        record = read_record(path)  # first: commits may follow
+        record = read_record(path)  # first, because commits may follow
         require_one_name(path)
         if not os.path.exists(path) or os.path.getsize(path) == 0:
             return StoreFiles(None, None, record)
@@ -92,9 +92,10 @@ def read_files(path: str) -> StoreFiles:
 
 
 def read_main(path: str) -> SqliteInformation | None:
-    """What the file says without its write-ahead log. None if it says nothing.
+    """The last commit in the file without its write-ahead log. None if it cannot be read.
 
-    A crash while the log was copied into the file leaves any mixture of pages. The log repairs it.
+    If a crash happens while the log is copied into the file, the file has any mixture of pages. The log
+    repairs it.
     """
     with (
         contextlib.suppress(*SQLITE_ERRORS, RtError),
@@ -117,7 +118,7 @@ def open_to_read(path: str) -> Iterator[sqlite3.Connection]:
 def require_one_name(path: str) -> None:
     """`StorageError` for a directory, or a file with two names.
 
-    A second name would have a write-ahead log of its own: each would miss the other's commits.
+    Each name would have its own write-ahead log, and would miss the commits of the other name.
     """
     if not os.path.lexists(path):
         return

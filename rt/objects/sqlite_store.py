@@ -94,7 +94,7 @@ class SqliteReader:
                 self._require_order(category, found[0][0], category)
 
     def rows(self, category: str) -> Iterator[tuple[str, bytes]]:
-        """Reads some thousand rows at a time, each verified. A commit meanwhile may be seen in part."""
+        """Read some thousand rows at a time, and verify each. A commit in between may be visible in part."""
         read, path, seed = self._database.read, self._database.path, category_checksum(category)
         last = None
         columns, end = "SELECT key, value, checksum FROM rows WHERE category = ?", "ORDER BY key LIMIT ?"
@@ -121,7 +121,7 @@ class SqliteReader:
         return bytes(value)
 
     def _require_order(self, last: str, found: object, category: str) -> None:
-        """A damaged page may lead back to rows that were read before: without an end."""
+        """Check the order. A corrupt page may lead back to earlier rows, so that reading never ends."""
         if not isinstance(found, str) or found <= last:
             where = f"{self._database.path}, {category}"
             raise StateDamaged("wrong order of rows", where=where, got=repr(found)[:100], hint=RESTORE)
@@ -185,7 +185,7 @@ class SqliteWriter:
     def clear_tree(self, root: str) -> None:
         self._require_current()
         self._flush()
-        low, high = f"{root}/", f"{root}0"  # "0" follows "/"
+        low, high = f"{root}/", f"{root}0"  # "0" is the character after "/"
         if not self._holds_outside(root, low, high):
             self._run("DELETE FROM rows", [()])  # SQLite drops whole pages then.
             return
@@ -193,7 +193,7 @@ class SqliteWriter:
         self._run("DELETE FROM rows WHERE category >= ? AND category < ?", [(low, high)])
 
     def _holds_outside(self, root: str, low: str, high: str) -> bool:
-        """Whether other categories than `root`, and those from `low` to `high`, have rows."""
+        """Whether there are rows outside `root` and outside the categories from `low` to `high`."""
         holds = self._database.holds
         try:
             return (

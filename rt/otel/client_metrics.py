@@ -63,7 +63,7 @@ OF_SUBSCRIBERS: Final = (
 
 
 class ClientInstruments:
-    """The instruments of one meter provider, and the clients that they look at."""
+    """The instruments of one meter provider, and the clients that they observe."""
 
     def __init__(self, provider: metrics.MeterProvider) -> None:
         self._publishers = weakref.WeakSet[Any]()
@@ -91,7 +91,7 @@ class ClientInstruments:
         self, clients: weakref.WeakSet[Any], field: str, _: metrics.CallbackOptions
     ) -> Iterator[metrics.Observation]:
         if os.getpid() != self._pid:
-            return  # A forked child, whose clients are the parent's. It may have copied a lock that is held.
+            return  # A forked child: the clients are the parent's, and a lock may be held.
         with self._lock:
             found = list(clients)
         for client in found:

@@ -16,7 +16,7 @@ from rt.client.wait_handle import WaitHandle
 from rt.otel.spans import Attributes, attributes_of
 
 MERGES_MAX: Final = 10_000
-"""Calls whose merge is waited for at the same time."""
+"""Maximum number of calls that wait for their merge at the same time."""
 
 
 class PendingMerge(NamedTuple):
@@ -44,7 +44,7 @@ class MergeSpans:
     def add(self, merge: PendingMerge) -> None:
         if len(self._waiting) < MERGES_MAX:
             self._waiting.append(merge)
-            if self._replication.merged.number > merge.number:  # It may have been merged before.
+            if self._replication.merged.number > merge.number:  # The messages may already be merged.
                 self._changed.put(None)
 
     def _run(self) -> None:

@@ -57,13 +57,13 @@ def links_of(sets: Iterable[Headers]) -> list[trace.Link]:
 
 
 def _span_context(headers: Headers) -> trace.SpanContext:
-    """Without baggage: a propagator logs what is wrong with it, for each message."""
+    """The span context. Baggage is left out, because a propagator logs its errors for each message."""
     spans = ((key, value) for key, value in headers if key != "baggage")
     return trace.get_current_span(extract(spans)).get_span_context()
 
 
 def attributes_of(operation: str, stream: str, client: str | None) -> dict[str, str | int]:
-    """What all spans and metrics have. `client` is the name of the session or of the subscriber."""
+    """The attributes of all spans and metrics. `client` is the name of the session or of the subscriber."""
     return {
         "messaging.system": "rt",
         "messaging.operation.name": operation,

@@ -29,7 +29,7 @@ class StreamTracing:
 
     @contextmanager
     def publish(self, stream: StreamId, events: int, headers: Headers) -> Iterator[Headers]:
-        """A span of kind PRODUCER. Its value: `headers`, with the context of the span."""
+        """A span of kind PRODUCER. Yields `headers` with the context of the span."""
         attributes = {
             **attributes_of("publish", _destination(stream), None),
             "messaging.rt.topic": stream.topic,
@@ -56,5 +56,5 @@ class StreamTracing:
 
 
 def _destination(stream: StreamId) -> str:
-    """The namespace: there may be too many keys for the names of spans."""
+    """The namespace of the stream. There may be too many keys to use them as names of spans."""
     return stream.namespace or stream.key

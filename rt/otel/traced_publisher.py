@@ -117,7 +117,7 @@ class TracedPublisher(Generic[One_co, Many_co]):
         return current_span(self._tracer, trace.SpanKind.PRODUCER, attributes, links)
 
     def _accept(self, span: trace.Span, numbers: range, count: Attributes) -> None:
-        """The messages have these numbers: add them to the span, and trace their merge."""
+        """Add the numbers of the accepted messages to the span, and trace their merge."""
         if not numbers or not span.is_recording():
             return
         if not count:

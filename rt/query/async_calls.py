@@ -71,7 +71,7 @@ class Calls(Protocol):
         """Call the function, after a pause. `on_finished` must be called later, as an event."""
 
     def set_full(self, operator: str, *, is_full: bool) -> None:
-        """Whether the operator, `<name>@<address>`, can take no more values."""
+        """Record whether the operator, `<name>@<address>`, can accept no more values."""
 
 
 class AsyncCalls:
@@ -130,7 +130,7 @@ class AsyncCalls:
         return found
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a call has finished that was not reported. False at the timeout."""
+        """Wait until a call has finished that was not reported yet. Return False at the timeout."""
         return self._has_finished.wait(timeout_s)
 
     def close(self) -> None:

@@ -11,12 +11,12 @@ Invariants:
 - Sources are acknowledged only by durable checkpoints.
 - No lock is held while a source (`subscribe`, `start`, `acknowledge`, `dispose`) or a consumer (`on_next`,
   `on_error`, `on_completed`) is called. So engines can read each other's outputs, also in a cycle, each in
-  its own threads, and a source may lock around sending and acknowledging. Sources and consumers may call
-  the engine.
+  its own threads, and a source may hold a lock while it sends and acknowledges. Sources and consumers may
+  call the engine.
 - The lock is held while functions of the program are called: factories, operators and their functions,
   `time_of`, `encode`, serializers, the store, and callbacks (`on_…`). They must not call an engine, and must
   not wait for a thread that does.
-- The lock is released between two turns of `TURN` timers: no query can keep it.
+- The lock is released between two turns of `TURN` timers: no query can hold it indefinitely.
 
 Thread-safe. Sources may call from any thread.
 """
@@ -138,12 +138,12 @@ class QueryEngine:
     ) -> None:
         """Let queries use `Source(name)`. Call before `recover`, or later if no stored query uses the source.
 
-        An output of this engine can be a source. `begin`: the first id to read if the store has none. None:
-        the first id that arrives. `time_of`: the time of a value, in ns since the epoch, which the queries'
-        clock follows; needs a `VirtualScheduler`. `timing`: see `SourceTiming`. `on_gap`: see `InputEdge`.
-        `on_bad_time(error)`: called for a value for which `time_of` returns no time since 1970; the value is
-        then skipped, and counted in `skipped`. Without it `BadTime` is raised to the source, and the value is
-        not accepted.
+        An output of this engine can be a source. `begin`: the first id to read if the source is not in the
+        store. None: start at the first id that arrives. `time_of`: the time of a value, in ns since the
+        epoch, which the queries' clock follows; needs a `VirtualScheduler`. `timing`: see `SourceTiming`.
+        `on_gap`: see `InputEdge`. `on_bad_time(error)`: called for a value for which `time_of` returns no
+        time since 1970; the value is then skipped, and counted in `skipped`. Without it `BadTime` is raised
+        to the source, and the value is not accepted.
         """
         check_name(name, kind="source")
         if time_of is not None:
@@ -176,10 +176,10 @@ class QueryEngine:
     ) -> OutputEdge:
         """Let queries send to `name`. Subscribe to their values on the returned edge.
 
-        `limit`: with this many unacknowledged values, sources are refused (`Backlogged`). `encode`: see
-        `OutputEdge`. `ends_with_query`: one query at a time may send, and when it completes or fails,
-        consumers hear that after its values. A query that is stopped has not ended: the next one continues.
-        After an end, the next query opens the sink again, for consumers that start again.
+        `limit`: if there are this many unacknowledged values, values of sources are refused (`Backlogged`).
+        `encode`: see `OutputEdge`. `ends_with_query`: one query at a time may send. When it completes or
+        fails, consumers receive this end after its values. A stopped query does not end the values: the next
+        query continues. After an end, the next query opens the sink again, for consumers that start again.
         """
         check_name(name, kind="sink")
         self._lifecycle.require_open()
@@ -189,17 +189,17 @@ class QueryEngine:
 
     @property
     def sinks(self) -> dict[str, int]:
-        """By sink, also one that only the store knows: the number of values that are kept."""
+        """By sink: the number of kept values. Sinks that are only in the store are included."""
         with self._lock.next():
             return self._edges.kept_values
 
     def drop_sink(self, name: str, *, discard: bool = False) -> None:
-        """Delete a sink: its consumers, its numbers, and what is kept. Durable on return.
+        """Delete a sink: its consumers, its numbers, and its kept values. Durable on return.
 
-        For a sink that the program no longer uses: it need not be added. Nothing else deletes what is stored
-        of a sink. Raises `NoSuchQuery`; `WrongState` if a query sends to it, or if it keeps unacknowledged
-        values, unless `discard`. If the checkpoint fails, the sink is dropped in memory, and the next
-        checkpoint makes that durable.
+        Use this for a sink that the program no longer uses. The sink need not be added. Nothing else deletes
+        the stored data of a sink. Raises `NoSuchQuery`; `WrongState` if a query sends to the sink, or if it
+        keeps unacknowledged values and `discard` is false. If the checkpoint fails, the sink is dropped in
+        memory, and the next checkpoint makes that durable.
         """
         with self._exclusive():
             self._edges.require_unused(name, self._letters.output, discard=discard)
@@ -263,11 +263,11 @@ class QueryEngine:
 
         A query with this id that has ended is replaced; its state is deleted, its output stays. `on_error`:
         what happens when the query raises an error for a value. Default: the policy of the definition, or of
-        the engine. The query keeps it.
+        the engine. The query keeps this policy.
 
-        Raises `QueryExists`, `NoSuchQuery`, `WrongState`, `rt.InvalidName`, what the factory raises, and what
-        a commit raises. After an error the query is not started. If the outcome of a commit is unknown, the
-        next commit makes that durable.
+        Raises `QueryExists`, `NoSuchQuery`, `WrongState`, `rt.InvalidName`, and the errors of the factory and
+        of a commit. After an error the query is not started. If the outcome of a commit is unknown, the next
+        commit makes durable that the query is not started.
         """
         self.start_many([Start(query_id, of, arguments or {}, sink, on_error)])
 
@@ -313,7 +313,7 @@ class QueryEngine:
             return {name: edge.skipped for name, edge in self._edges.inputs.items()}
 
     def status(self) -> EngineStatus:
-        """What the engine and its queries did. From any thread."""
+        """The status of the engine and its queries. Any thread may call this."""
         return self._monitor.status(self.state.value, self._lock)
 
     def run_due(self) -> bool:
@@ -329,8 +329,8 @@ class QueryEngine:
         """Send the values that may be sent to started consumers. Returns whether any was sent.
 
         An error of a consumer, except `Backlogged`, is raised after all consumers were served. Refused values
-        are sent again. A consumer to which another thread is sending is left to that thread. After `unload`
-        or `dispose` in another thread no call of a consumer begins; one may still be running.
+        are sent again. If another thread is sending to a consumer, this call skips that consumer. After
+        `unload` or `dispose` in another thread, no new call of a consumer starts. One may still be running.
         """
         self._refuse_reentry()
         with self._lock.next():
@@ -347,8 +347,8 @@ class QueryEngine:
 
         Queries pause while changes are collected, and run during the commit. Raises `WrongState` while
         another checkpoint runs, or after an interrupted event. If a commit fails, the next checkpoint saves
-        its changes. An error of a source that is acknowledged is raised after all were: the checkpoint is
-        durable, and the next one acknowledges again.
+        its changes. If a source raises when it is acknowledged, the error is raised after all sources were
+        acknowledged. The checkpoint is durable then, and the next one acknowledges again.
         """
         self._refuse_reentry()
         with self._lifecycle.operation(EngineState.CHECKPOINTING, EngineState.RUNNING, EngineState.RUNNING):
@@ -391,7 +391,7 @@ class QueryEngine:
             self._claim.release()
 
     def _exclusive(self) -> AbstractContextManager[None]:
-        """No event and no other write happens. `WrongState` unless queries run."""
+        """A context in which no event and no other write happens. `WrongState` unless queries run."""
         self._refuse_reentry()
         return self._checkpointer.exclusive(self._lifecycle.require_usable)
 

@@ -31,7 +31,7 @@ Build: TypeAlias = Callable[[int, ExitStack], EngineRunner]
 
 TIMES: Final = LeaseTimes(lease_s=5.0, look_s=0.5)
 _POLL_S: Final = 0.1
-"""How often `until` is asked while this host waits."""
+"""Seconds between two calls of `until` while this host waits."""
 
 logger = logging.getLogger("rt.query")
 
@@ -39,14 +39,14 @@ logger = logging.getLogger("rt.query")
 class QueryHost:
     """Runs an engine while this host holds the lease `name`, and waits as a standby while another does.
 
-    `leases`: of this process, such as `rt.streams.ClusterLeases(endpoints, tls, group)`. They are closed at
-    the end of `run`. `name` is relative to their group.
+    `leases`: the leases of this process, such as `rt.streams.ClusterLeases(endpoints, tls, group)`. They are
+    closed at the end of `run`. `name` is relative to their group.
 
     `build(fence, stack)` makes and recovers the engine, in a thread of its own. `fence` is the token of the
     lease: open the store with it. Put everything that must be closed on `stack`, which is closed when the
     engine ends here.
 
-    `times`: after a host was lost, another one goes on about `lease_s` + `look_s` later.
+    `times`: after a host was lost, another host continues about `lease_s` + `look_s` later.
     """
 
     def __init__(self, leases: LeaseProvider, name: str, build: Build, *, times: LeaseTimes = TIMES) -> None:
@@ -57,14 +57,16 @@ class QueryHost:
 
     @property
     def owner(self) -> str:
-        """The owner of the lease when this host looked last. Empty: none, or not known."""
+        """The owner of the lease at the last poll of this host. Empty if there is none, or it is not
+        known.
+        """
         return self._owner
 
     def run(self, until: Callable[[], bool]) -> None:
         """Run the engine whenever the lease is free, until `until()` is true. Call once.
 
-        Then the engine makes a checkpoint and ends, and the lease is released, so that a standby goes on at
-        once. `until` is called in two threads.
+        When `until()` is true, the engine makes a checkpoint and ends. Then the lease is released, so that a
+        standby continues immediately. `until` is called in two threads.
 
         If the lease is lost, the store refuses a commit (`rt.Fenced`), or a store, disk or node fails
         (`rt.StorageError`, or an error that is `retriable`), the engine ends without a checkpoint and this
@@ -79,14 +81,14 @@ class QueryHost:
             while not until():
                 pause_s = self._times.look_s
                 if (lease := await self._acquire()) is not None and not await self._own(keeper, lease, until):
-                    pause_s *= 2  # So another host gets it first.
+                    pause_s *= 2  # So that another host acquires the lease first.
                 await _pause(pause_s, until)
         finally:
             keeper.end()
             await self._leases.close()
 
     async def _acquire(self) -> OwnedLease | None:
-        """The lease, if it is free."""
+        """Acquire the lease if it is free. None if it is not."""
         name = self._queue.name
         rows = await self._leases.held(name)
         if rows is None:
@@ -96,7 +98,7 @@ class QueryHost:
             (answer,) = await self._leases.acquire([name], self._times.lease_s)
             return answer.lease
         if holder.owner == self._leases.owner:
-            # It was acquired and the answer was lost, or it was not renewed in time.
+            # This host acquired it and the answer was lost, or did not renew it in time.
             await self._leases.release([OwnedLease(name, holder.token, 0.0, 0.0)])
         elif holder.owner != self._owner:
             logger.info("engine_standby lease=%s owner=%s token=%d", name, holder.owner, holder.token)
@@ -104,8 +106,10 @@ class QueryHost:
         return None
 
     async def _own(self, keeper: LeaseKeeper, lease: OwnedLease, until: Callable[[], bool]) -> bool:
-        """Run the engine until the lease is lost or `until()`. False: another host may succeed where this one
-        failed. The lease is released if it is still held.
+        """Run the engine until the lease is lost or `until()` is true.
+
+        Returns False if another host may succeed where this one failed. The lease is released if it is still
+        held.
         """
         logger.info("engine_owner lease=%s owner=%s token=%d", lease.name, self._leases.owner, lease.token)
         self._owner = self._leases.owner
@@ -116,7 +120,7 @@ class QueryHost:
         try:
             await asyncio.wait([work])
         finally:
-            turn.is_over = True  # If this task was cancelled, the engine still ends in order.
+            turn.is_over = True  # If this task was cancelled, the engine still ends normally.
             await asyncio.wait([work])
             turn.ended.set()
             await keeper.give_up_all()
@@ -133,7 +137,7 @@ class QueryHost:
             self._build(turn.token, stack).run(is_over)
 
     def _has_succeeded(self, lease: OwnedLease, error: BaseException | None) -> bool:
-        """Whether the engine ended in order. Raises an error that another try does not solve."""
+        """Whether the engine ended normally. Raises an error that another attempt does not solve."""
         if error is None:
             logger.info("engine_released lease=%s token=%d", lease.name, lease.token)
             return True
@@ -147,7 +151,7 @@ class QueryHost:
 
 
 class _Turn:
-    """The engine's time on this host under one token of the lease. A `QueueListener`."""
+    """One run of the engine on this host, under one token of the lease. A `QueueListener`."""
 
     def __init__(self, keeper: LeaseKeeper, queue: QueueId, token: int, now_s: Callable[[], float]) -> None:
         self.token: Final = token
@@ -157,16 +161,16 @@ class _Turn:
         self._keeper, self._queue, self._now_s = keeper, queue, now_s
 
     def require_held(self) -> None:
-        """`rt.Fenced` if another host may hold the lease by now. From any thread."""
+        """`rt.Fenced` if another host may already hold the lease. Any thread may call this."""
         until_s = self._keeper.owned.valid_until_s(self._queue)
         if until_s is None or self._now_s() >= until_s:
             raise Fenced("another host may have the lease", where=self._queue.name, got=f"token {self.token}")
 
     def queues_changed(self) -> None:
-        """Nothing: the engine asks before each round."""
+        """Do nothing: the engine checks the lease before each round."""
 
     async def release(self, queue: QueueId) -> None:
-        """Nothing: the lease is given up when the engine has ended."""
+        """Do nothing: the lease is released when the engine has ended."""
 
     async def revoke(self, queue: QueueId) -> None:
         assert queue == self._queue

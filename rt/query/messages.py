@@ -1,12 +1,12 @@
-"""Queries between streams: messages of a merged log in, messages of a publisher out, each exactly once.
+"""Queries between streams: from messages of a merged log to messages of a publisher, each exactly once.
 
     MessageSource    a subscriber: the sequence id of a message is its position
     MessageSink      a publisher: the number of a message is its sequence id, under a dedup id
 
 Invariants:
 - A source sends a message again until it was accepted.
-- A sink acknowledges merged messages, or without nodes messages on disk. Messages that are sent again after a
-  recovery have the same numbers, and the nodes merge each number once.
+- A sink acknowledges messages when they are merged. Without nodes it acknowledges messages that are on disk.
+  Messages that are sent again after a recovery have the same numbers, and the nodes merge each number once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MessageSource:
         self._is_disposed = False
 
     def subscribe(self, observer: ReliableObserver[Message], /) -> MessageSource:
-        """`QueryExists` if there is an observer."""
+        """Set the observer. `QueryExists` if there is one already."""
         if self._observer is not None:
             raise QueryExists("the source has an observer", hint="Make a source for each observer.")
         self._observer = observer
@@ -97,7 +97,7 @@ class MessageSource:
 
     @property
     def epoch(self) -> int | None:
-        """The number of the epoch of the messages so far. Set before `start`: that of an earlier run."""
+        """The epoch number of the messages so far. Set it before `start` to the epoch of an earlier run."""
         return self._stored_epoch if self._subscriber is None else self._subscriber.epoch
 
     @epoch.setter
@@ -241,7 +241,7 @@ class MessageSink:
             return
         else:
             end = self.publisher.progress.merged
-        end = min(end, self._output.buffer.end)  # An earlier run may have been ahead.
+        end = min(end, self._output.buffer.end)  # An earlier run may have published later ids.
         if end - 1 > self._acknowledged:
             self._subscription.acknowledge(end - 1)
             self._acknowledged = end - 1
@@ -251,7 +251,7 @@ class MessageSink:
                 raise error
 
     def close(self, timeout: float = 30.0) -> None:
-        """As `Publisher.close`. The next run publishes again what is not acknowledged."""
+        """As `Publisher.close`. The next run publishes the unacknowledged values again."""
         self.publisher.close(timeout)
 
     def __enter__(self) -> Self:
@@ -263,7 +263,9 @@ class MessageSink:
         self.publisher.__exit__(kind, error, traceback)
 
     def _check_session_numbers(self) -> None:
-        """Without a dedup id, the numbers are the session's: they must match the output's ids."""
+        """Check that the numbers match the output's ids: without a dedup id they are the numbers of the
+        session.
+        """
         number, output = self.publisher.next_number, self._output
         if number < output.buffer.low or _is_ahead(number, output):
             what, where = "the session does not match the output", self.publisher.directory
@@ -301,7 +303,7 @@ def _check_next_number(
 
 
 def _is_ahead(number: int, output: OutputEdge) -> bool:
-    """Whether more was published than checkpoints hold. With release="now" that is possible."""
+    """Whether more was published than checkpoints hold. False for release="now", where this is allowed."""
     return output.release == "commit" and number > output.buffer.end
 
 

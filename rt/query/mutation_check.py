@@ -1,8 +1,9 @@
 """Finds values that were changed after an operator emitted them. For tests and debugging: it is slow.
 
-Values are not copied: all queries, operators and consumers that receive one share it. So nothing may change a
-value that it received or emitted. The check remembers the last emitted values, with what they were, and looks
-at them before and after each call of a receiver. What ran between two looks changed the value.
+Values are not copied: all queries, operators and consumers that receive a value share it. So no code may
+change a value that it received or emitted. The check remembers the last emitted values and their contents. It
+compares them before and after each call of a receiver. If a value has changed, the code that ran between two
+comparisons changed it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rt.query.core.observable import Observable, Observer, Watched
 from rt.query.core.operator import Operator, operator_of
 
 REMEMBERED: Final = 64
-"""How many values are looked at: of them every change is found."""
+"""Number of remembered values. Every change of a remembered value is found."""
 
 _TEXT_MAX: Final = 200
 _PLAIN: Final = frozenset({type(None), bool, int, str, bytes, complex})
@@ -40,7 +41,7 @@ class MutationCheck:
         self._emitted: dict[int, _Emitted] = {}
 
     def watch(self, operator: Operator[Any, Any], out: Observer[Any]) -> Observer[Any]:
-        """An observer in place of `out`, to which the operator sends."""
+        """Return an observer that replaces `out`, the observer to which the operator sends."""
         return _Watched(self, operator, out)
 
     def remember(self, value: Any, operator: str) -> None:
@@ -62,7 +63,9 @@ class MutationCheck:
 
 
 def keeping_arguments(function: Callable[..., Any], operator: Operator[Any, Any]) -> Callable[..., Any]:
-    """`function` of `operator`, which must not change its arguments: `ValueChanged` if it does."""
+    """Wrap `function` of `operator`. The wrapper raises `ValueChanged` if the function changes its
+    arguments.
+    """
 
     def call(*arguments: Any) -> Any:
         before = [(_content(each, ()), _text(each)) for each in arguments]
@@ -113,7 +116,7 @@ def _text(value: Any) -> str:
 
 
 def _can_change(value: Any) -> bool:
-    """Whether the value, or something in it, can change. Unknown objects cannot."""
+    """Whether the value, or something in it, can change. Unknown objects count as immutable."""
     kind = type(value)
     if kind in _PLAIN or kind is float or isinstance(value, Observable):
         return False
@@ -131,7 +134,7 @@ def _is_frozen(kind: type) -> bool:
 
 
 def _content(value: Any, around: tuple[int, ...]) -> Any:
-    """Something that is equal as long as the value does not change. `around`: the ids of what contains it."""
+    """A snapshot that stays equal while the value does not change. `around`: the ids of its containers."""
     kind = type(value)
     if kind in _PLAIN:
         return kind, value

@@ -1,8 +1,9 @@
-"""Which queries exist: defines, starts and stops them, and makes that durable.
+"""The registry of queries: defines, starts and stops queries, and makes these changes durable.
 
-Invariant: a change is durable when its call returns. It is an entry of the log if no consumer can have seen
-the query's output before the next checkpoint. Otherwise a checkpoint makes it durable. It does so also if the
-engine has stages: their values have no ids, so values sent again could not be told from those after a start.
+Invariant: a change is durable when its call returns. It is stored as a log entry if no consumer can have seen
+the query's output before the next checkpoint. Otherwise a checkpoint makes it durable. A checkpoint is also
+taken if the engine has stages: values of stages have no ids, so values that are sent again could not be
+distinguished from values after a start.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class QueryRegistry:
     def _end_sink(self, sink: str | None, error: Exception | None) -> None:
         """A query ended: end its sink, unless another query sends to it.
 
-        After a crash an earlier query ends again, although the log has a later one already.
+        After a crash an earlier query ends again, although the log already has a later query.
         """
         output = self._edges.outputs.get(sink or "")
         if output is None or not output.ends_with_query or self._senders(sink):

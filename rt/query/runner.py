@@ -32,10 +32,10 @@ class PumpedSink(Protocol):
 
 
 class EngineRunner:
-    """For one thread. `checkpoint_s`: seconds between checkpoints, for which outputs may wait.
+    """For one thread. `checkpoint_s`: seconds between checkpoints. Outputs may wait for a checkpoint.
 
-    Errors of sources, sinks and commits are raised. After one, call it again, or end the process: the next
-    run continues.
+    Errors of sources, sinks and commits are raised. After an error, call the method again, or end the
+    process: the next run continues.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class EngineRunner:
         """Whether the last round fired a timer: then more may be due."""
 
     def run_once(self, timeout: float = 0.0) -> int:
-        """One round, waiting `timeout` seconds for the first message.
+        """Run one round, waiting `timeout` seconds for the first message.
 
-        While calls of `map_async` run, a finished call ends the wait, and messages are looked for every tenth
+        While calls of `map_async` run, a finished call ends the wait, and the sources are polled every tenth
         of `idle_s`. Returns how many messages were processed.
         """
         processed = 0
@@ -70,7 +70,7 @@ class EngineRunner:
             for source in self._sources:
                 with contextlib.suppress(Backlogged):
                     processed += source.pump(timeout=0.0 if processed else wait_s)
-                    wait_s = 0.0  # a source that is refused does not wait
+                    wait_s = 0.0  # not set if the source is refused: it did not wait
         if timeout and not processed and self._engine.calls.open_count:
             self._engine.calls.wait(min(timeout, self._idle_s / 10))
         self._engine.event_time.check_idle(self._clock())

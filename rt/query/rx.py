@@ -3,9 +3,9 @@
     RxSource(observable)      for `add_source`: the observable's values, numbered; call `pump`
     to_reactivex(output)      an observable of the values of an output edge
 
-A reactivex observable keeps no values: those that no checkpoint holds are lost with the process. Within a
-process the source keeps unacknowledged values. An output value is acknowledged when the observer's `on_next`
-returned, so the last values may be sent again after a crash.
+A reactivex observable keeps no values. When the process ends, values that are in no checkpoint are lost.
+While the process runs, the source keeps unacknowledged values. An output value is acknowledged when the
+observer's `on_next` has returned, so the last values may be sent again after a crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class RxSource:
     """The values that an observable emits after `start`, on any thread. `pump` sends them, on one thread.
 
-    `limit`: with this many values not sent yet, the observable's `on_next` raises `Backlogged`.
+    `limit`: the observable's `on_next` raises `Backlogged` if this number of values is not sent yet.
     """
 
     is_dense: Final = True

@@ -1,7 +1,7 @@
-"""In which order the taps of an engine process what sources and stages send at the same event.
+"""The order in which the taps of an engine process values that sources and stages send at the same event.
 
-First the stages, in the order in which they were added, so that each has everything that it reads. Then the
-queries, in the order of their starts.
+Stages come first, in the order in which they were added, so that each stage has everything that it reads.
+Then the queries come, in the order of their starts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Turns:
         self._is_collecting = False
         self._numbers: Final = count()
         self._for_stages: list[tuple[int, int, int, Step, Any, int | None]] = []
-        """A heap: rank, order, number, and what to do with which value at which event time."""
+        """A heap: rank, order, number, step, and the value and its event time for the step."""
         self._for_queries: list[tuple[list[Step], Any, int | None]] = []
 
     def next_order(self) -> int:
@@ -58,7 +58,7 @@ class Turns:
         return self._next_order - 1
 
     def reserve(self, order: int | None) -> None:
-        """Place new taps after this saved place."""
+        """Give new taps an order after this saved order."""
         if order is not None:
             self._next_order = max(self._next_order, order + 1)
 
@@ -74,7 +74,10 @@ class Turns:
             self._for_queries.append((steps, value, self._scheduler.event_ns))
 
     def collect(self, work: Callable[[], object]) -> None:
-        """Run `work`; then let first the stages, then the queries process what it added, in their order."""
+        """Run `work`. Then let the stages process the values that it added, and after them the queries.
+
+        Stages and queries each keep their order.
+        """
         if self._is_collecting:
             work()
             return
@@ -97,9 +100,10 @@ class Turns:
         self._scheduler.event_ns = event_ns
 
     def _send_waiting(self, waiting: list[tuple[list[Step], Any, int | None]]) -> None:
-        """Each tap processes all its values in one turn, and then its end, which is in a list of its own.
+        """Each tap processes all its values in one turn, and then its end, which is in a separate list.
 
-        The memory is that of the values and the taps, not of all pairs of them.
+        The memory grows with the number of values and the number of taps, not with the number of pairs of
+        them.
         """
         values: dict[int, list[tuple[Any, int | None]]] = {}
         turns: list[tuple[int, Step, list[tuple[Any, int | None]]]] = []

@@ -1,1 +1,1 @@
-"""The push and pull processes of a client: how they start, what they report to whom, the progress file."""
+"""The push and pull processes of a client: their start, their reports and receivers, the progress file."""

@@ -9,9 +9,9 @@
         32      8  the latest epoch of a node that accepted the session (`rt.cluster_epoch`)
         40      4  checksum: CRC-32C of bytes 0-39
 
-An earlier rt ends at byte 32. If the last two fields are not there or not whole, no epoch is known.
+A file of an earlier rt ends at byte 32. If the last two fields are missing or corrupt, no epoch is known.
 
-Invariant: no other cluster gets the session, nor a node in an earlier epoch, while the file is there.
+Invariant: while the file exists, the session is sent to no other cluster, and to no node in an earlier epoch.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class PushedCluster(NamedTuple):
 
 
 def read_cluster(path: str, *, disk: Disk = REAL) -> PushedCluster:
-    """That of session directory `path`. None is known if the file cannot be read: then the nodes judge.
+    """Read the cluster of session directory `path`. `rt.UnknownVersion` if a newer rt wrote it.
 
-    `rt.UnknownVersion` if a newer rt wrote it.
+    If the file cannot be read, no cluster is known. Then the nodes decide.
     """
     name = os.path.join(path, CLUSTER_FILE)
     data = read_file(disk, name, _RECORD.size + _EPOCH.size, doing="reading the cluster of a session")

@@ -96,12 +96,15 @@ class ProgressRecord(Struct, frozen=True):
             raise ValueError(f"lacking out of range: {self.lacking}")
 
     def is_of(self, incarnation: bytes, cluster: bytes) -> bool:
-        """Whether it counts for a session of `cluster`. If that is empty, none does."""
+        """Whether the record counts for a session of `cluster`. If `cluster` is empty, no record counts."""
         return bool(cluster) and self.incarnation == incarnation and self.cluster in {b"", cluster}
 
     @property
     def deletable(self) -> Level:
-        """Up to where the publisher may delete: merged, and received by every node that is being sent it."""
+        """The level up to which the publisher may delete.
+
+        The messages below it are merged, and received by every node to which the session is being sent.
+        """
         return Level(self.merged.run, max(0, self.merged.number - self.lacking))
 
 
@@ -176,8 +179,8 @@ def read_progress(path: str, *, disk: Disk = REAL) -> ProgressRecord | None:
 class ProgressFile:
     """The only writer of a `.progress`; it must hold the push client's lock. Creates the file if missing.
 
-    It continues the record of the same incarnation and `cluster`, or begins a new one. `cluster` is empty
-    before the first is known.
+    It continues the record of the same incarnation and `cluster`, or starts a new record. `cluster` is empty
+    until the first cluster is known.
     """
 
     def __init__(self, path: str, incarnation: bytes, cluster: bytes, *, disk: Disk = REAL) -> None:
@@ -193,7 +196,9 @@ class ProgressFile:
                 self._file = disk.create(self._name)
 
     def set_cluster(self, cluster: bytes) -> None:
-        """The first node has accepted the session: what follows is reported by its cluster."""
+        """Set the cluster when the first node has accepted the session. This cluster reports all later
+        progress.
+        """
         self.record = replace(self.record, cluster=cluster)
 
     def write(

@@ -1,8 +1,8 @@
-"""The messages between a client and its push and pull processes, each a line: see `rt.line_protocol`.
+"""The messages between a client and its push and pull processes, one per line: see `rt.line_protocol`.
 
 Pure. `rt pull --attached` reports to the subscriber that started it, on stdout. A process with publishers and
-its push processes talk both ways; the end of the stream finishes all sessions. An error is made again of its
-line only if it is one of `rt.errors`.
+its push processes send in both directions. The end of the stream finishes all sessions. An error is rebuilt
+from its line only if it is one of `rt.errors`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PUSH_LOG: Final = "push.log"
 
 
 class ErrorReported(Struct, frozen=True, tag="failed"):
-    """An error that a child process met, for its parent."""
+    """An error of a child process, reported to its parent."""
 
     kind: str
     texts: dict[str, str]
@@ -46,7 +46,7 @@ class ErrorReported(Struct, frozen=True, tag="failed"):
 
     @property
     def error(self) -> RtError:
-        """The error; an `rt.RtError` if its class cannot be made of texts."""
+        """The error; an `rt.RtError` if its class cannot be built from texts."""
         kind = getattr(errors, self.kind, None)
         texts: dict[str, Any] = {"what": ""} | {
             name: self.texts[name] for name in _TEXTS if name in self.texts
@@ -58,9 +58,10 @@ class ErrorReported(Struct, frozen=True, tag="failed"):
 
 
 class TimeResolved(Struct, frozen=True):
-    """Where the time begins at which the pull starts.
+    """The position that belongs to the time at which the pull starts.
 
-    No message before `position` is of that time or later. The one at it is, if `is_message`.
+    All messages before `position` are earlier than that time. If `is_message`, the message at `position` has
+    that time or a later time.
     """
 
     position: _Position
@@ -81,7 +82,7 @@ class NodesUnreached(Struct, frozen=True, tag="unreached"):
 
 
 class HoldDenied(Struct, frozen=True, tag="refused"):
-    """The nodes hold back no data for the subscriber of that name."""
+    """The nodes retain no data for the subscriber of that name."""
 
     name: str
     why: str
@@ -155,13 +156,15 @@ class PushReported(Struct, frozen=True, tag="reported"):
     connections: tuple[tuple[str, bool, ErrorReported | None], ...]
     """Endpoint, whether it is connected, and why it failed."""
     members: int = 0
-    """How many nodes the cluster has, as a node said when they changed; 0: as many as endpoints."""
+    """Number of nodes of the cluster, as reported by a node when the nodes changed; 0: as many as
+    endpoints.
+    """
 
     @classmethod
     def of(
         cls, number: int, error: RtError | None, endpoints: Iterable[EndpointStatus], members: int = 0
     ) -> PushReported:
-        """`error` blocks the push until somebody fixes it; None: nothing does."""
+        """Make a report. `error` blocks the push until it is fixed; None if no error blocks the push."""
         connections = ((one.endpoint, one.is_connected, _failed(one.error)) for one in endpoints)
         return cls(number, _failed(error), tuple(connections), members)
 

@@ -4,7 +4,7 @@ Invariants:
 - One client fills a directory. Its supervisor holds `pull.lock` there; other subscribers read the same copy
   and wait to take over.
 - A client that dies is restarted, except after a permanent error, which is kept for the reader.
-- A client ends with its subscriber, however that ends: it sees the end of its stdin.
+- A client ends when its subscriber ends for any reason: it sees the end of its stdin.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class PullSidecar:
         self.log_end: int | None = None
         """The log end when a node was first reached."""
         self.found: TimeResolved | None = None
-        """Where the time begins at which to start, as the first node that was reached has found it."""
+        """The position of the start time, as found by the first node that was reached."""
         self.is_shared = False
         """Whether another pull client fills the copy."""
         self.unreached: str | None = None
-        """Why no node was reached yet; None if one was, or not each was tried."""
+        """Why no node was reached yet; None if a node was reached, or not every node was tried."""
         self.refused: HoldRefused | None = None
-        """The nodes hold back no data for this subscriber; set until the reader takes it."""
+        """The nodes retain no data for this subscriber; set until the reader takes it."""
         self.corrupt: CorruptPositions | None = None
         """No node has valid bytes for the next positions; set until the reader takes it."""
         self.directory = directory
@@ -105,7 +105,7 @@ class PullSidecar:
             self._thread.join()
 
     def disown(self) -> None:
-        """In a forked child: release the copy, which belongs to the parent as the client does."""
+        """In a forked child: release the copy. The copy and the client belong to the parent."""
         self._closing = threading.Lock()
         self._stopping.set()
         self._release()
@@ -214,7 +214,7 @@ class PullSidecar:
         return failed
 
     def _pause(self, seconds: float | None, process: ChildProcess | None = None) -> None:
-        """Wait until it is time to stop, `process` has something to say, or `seconds` have passed."""
+        """Wait until it is time to stop, `process` has something to report, or `seconds` have passed."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         if process is not None:

@@ -1,8 +1,8 @@
-"""How `rt pushes` talks to the push processes of this machine: a socket of each, and lines of JSON.
+"""How `rt pushes` talks to the push processes of this machine: one socket per process, and lines of JSON.
 
-A push process listens on an abstract Unix socket, named by its user and process id. So nothing is left when
-it dies, and the sockets that exist are the processes that run. A caller sends one request and reads one
-answer:
+A push process listens on an abstract Unix socket, named by its user and process id. So no socket remains when
+the process dies, and every socket that exists belongs to a running process. A caller sends one request and
+reads one answer:
 
     {"list": true}      {"pushes": [{"directory": ..., "stream": ..., "endpoints": [...], "ended_at": ...,
                          "stuck": ...}]}
@@ -31,7 +31,7 @@ _PREFIX: Final = "rt-push"
 _CREDENTIALS: Final = struct.Struct("3i")
 LINE_BYTES_MAX: Final = 16 * 2**20
 _STOPPED: Final = {"T", "t"}
-"""States of such a process in /proc."""
+"""States in /proc of a process that a signal has stopped."""
 _READ_BYTES: Final = 64 * 1024
 
 
@@ -44,7 +44,7 @@ class PushSummary(Struct, frozen=True):
     ended_at: float | None = None
     """When its publisher was closed or its program ended: seconds since 1970; None if it still publishes."""
     stuck: str = ""
-    """Why nothing of it is merged although some of it waits; empty: nothing is wrong."""
+    """Why no message of the session is merged although messages wait; empty: nothing is wrong."""
 
     @property
     def session(self) -> str:
@@ -153,13 +153,16 @@ def _summary(said: object) -> PushSummary | None:
 
 
 class PushSocket(Struct, frozen=True):
-    """A push process of this machine, to ask from another process."""
+    """A push process of this machine, to which another process can send requests."""
 
     pid: int
     name: str
 
     def stopped(self) -> list[PushSummary] | None:
-        """The sessions that it serves, if a signal has stopped it, so that it cannot answer; else None."""
+        """The sessions that the process serves; None unless a signal has stopped it.
+
+        A stopped process cannot answer.
+        """
         process = Path("/proc", str(self.pid))
         try:
             if (process / "stat").read_text().rpartition(")")[2].split()[0] not in _STOPPED:

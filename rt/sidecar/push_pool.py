@@ -1,11 +1,12 @@
 """The push processes of this process's publishers, and the one thread that supervises them.
 
-The thread also reads the sessions' `.progress` files: at once if a call waits for one, else all that were
-written within `GATHER_SECONDS` together, or `UNHEARD_SECONDS` if no function is called with the progress. It
-ends when no process is left, and starts again with the next publisher.
+The thread also reads the sessions' `.progress` files. If a call waits for a file, the thread reads it at
+once. Otherwise it reads together all files that were written within `GATHER_SECONDS`, or within
+`UNHEARD_SECONDS` if no function is called with the progress. The thread ends when no process is left, and
+starts again with the next publisher.
 
 Invariants:
-- There are at most as many processes as processor cores, whatever the number of publishers.
+- There are at most as many processes as processor cores, for any number of publishers.
 - A failure of one publisher does not affect the others.
 """
 
@@ -31,9 +32,9 @@ from rt.sidecar.push_process import PushProcess, choose
 logger = logging.getLogger("rt.client.publisher")
 
 GATHER_SECONDS: Final = 0.01
-"""How late a function learns of progress while no call waits: each read takes time from publishers."""
+"""Delay of the progress for a function while no call waits: each read takes time from publishers."""
 UNHEARD_SECONDS: Final = 0.1
-"""How late merged segments are deleted, if nothing else depends on the progress."""
+"""Delay until merged segments are deleted, if nothing else depends on the progress."""
 _EXIT_SECONDS: Final = 5.0
 """Longest time that the exit of the interpreter waits until the push processes have their requests."""
 
@@ -63,7 +64,7 @@ class Follower(Protocol):
 
 
 class PushPool:
-    """Has sessions pushed. Thread-safe; one per process."""
+    """Gives sessions to push processes. Thread-safe; one per process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -85,26 +86,28 @@ class PushPool:
         self._written: set[int] = set()
         """Sessions whose `.progress` must be read."""
         self._poll_written_at = 0.0
-        """When to read those that no call waits for."""
+        """When to read the written files that no call waits for."""
         self._poll_unwatched_at = 0.0
-        """When to read those that cannot be watched."""
+        """When to read the files that cannot be watched."""
 
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def new_number(self) -> int:
-        """A number for `PushRequested`. A caller that knows it before `start` can finish what an interrupt of
-        `start` leaves.
+        """A number for `PushRequested`.
+
+        A caller that knows the number before `start` can finish the session if `start` is interrupted.
         """
         return next(self._numbers)
 
     def start(self, session: PushRequested, follower: Follower) -> None:
-        """Have a session pushed until it is finished, which it must be also if this is interrupted.
+        """Let a push process push a session until it is finished.
 
-        Raises `OSError` if the system has no descriptor or thread left, `TypeError` if it cannot be encoded.
+        The caller must finish the session even if this call is interrupted. Raises `OSError` if the system
+        has no descriptor or thread left, `TypeError` if the session cannot be encoded.
         """
-        encode_line(session)  # Raise a bad request here, in its caller, not in the thread of all.
+        encode_line(session)  # Raise for a bad request here in its caller, not in the shared thread.
         with self._changed:
             if self._thread is None:
                 self._begin()
@@ -135,7 +138,9 @@ class PushPool:
             self._changed.wait_for(lambda: self._is_settled or self._thread is None, seconds)
 
     def disown(self) -> None:
-        """In a forked child, which has no such thread: release all. Must not be used afterwards."""
+        """In a forked child, which does not have the thread: release all. The pool must not be used
+        afterwards.
+        """
         self._watch.close()
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
@@ -180,7 +185,7 @@ class PushPool:
                 time.sleep(RESTART_SECONDS_MAX)
 
     def _run_once(self) -> bool:
-        """Do what is due, and wait for more. False at the end."""
+        """Do the work that is due, and wait for more. False if the thread must end."""
         self._handle_requests()
         now = time.monotonic()
         for process in self._processes:

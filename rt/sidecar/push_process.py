@@ -1,12 +1,12 @@
 """One push process: its sessions and its requests.
 
-For one thread; nothing here blocks. If the publishers' process ends, however that happens, the push process
+For one thread; nothing here blocks. If the publishers' process ends for any reason, the push process
 continues until the rest is sent.
 
 Invariants:
 - The process has a request for each session until it reports the session as ended. If it dies, it is
-  restarted after the pauses of `RestartBackoff`, with requests for all remaining sessions, also those already
-  closed.
+  restarted after the pauses of `RestartBackoff`, with requests for all remaining sessions, including closed
+  sessions.
 - It never ends while the other end of its stdin is open, so no request is lost.
 """
 
@@ -33,7 +33,8 @@ _COMMAND: Final = (sys.executable, "-m", "rt", "push", "--attached", " " * 256)
 def choose(loads: Sequence[int], *, processes_max: int) -> int:
     """The process for a new session: an index into `loads` (sessions of each), or its length for a new one.
 
-    The one with the fewest sessions; a new one if all have some and there are fewer than `processes_max`.
+    Chooses the process with the fewest sessions. Chooses a new process if all processes have sessions and
+    there are fewer than `processes_max`.
     """
     least = min(loads, default=1)
     if least > 0 and len(loads) < processes_max:
@@ -42,9 +43,9 @@ def choose(loads: Sequence[int], *, processes_max: int) -> int:
 
 
 class PushProcess:
-    """Serves sessions. Its process runs from the first one on. Call `step` after each wait.
+    """Serves sessions. Its process starts with the first session. Call `step` after each wait.
 
-    `on_report` is called with what the process reports on the state of a push.
+    `on_report` is called with each report of the process on the state of a push.
     """
 
     def __init__(self, on_report: Callable[[PushReported], None], command: Sequence[str] = _COMMAND) -> None:
@@ -134,7 +135,7 @@ class PushProcess:
             self._process.send(encode_line(message))
 
     def _exchange(self, process: ChildProcess, now: float) -> None:
-        status = process.status  # Read first: then the lines below are its last ones.
+        status = process.status  # Read first: if it is set, the lines below are the last lines.
         for line in process.exchange():
             match decode_line(line, PushLine):
                 case PushEnded(number):

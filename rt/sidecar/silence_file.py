@@ -1,8 +1,9 @@
 """The limit of silence of a session's publisher: the file `.max-silence` in its directory.
 
-A publisher that promised to publish every so often writes it when its run starts, and removes it when it is
-closed in order. So the file of a publisher that was killed stays, until the next run writes its own or none.
-The push client tells the nodes: see `replicator.push.silence_promise`. Durable when the calls return.
+A publisher can promise a longest time between messages. Such a publisher writes the file when its run starts,
+and removes it when it is closed in order. So the file of a publisher that was killed stays until the next run
+replaces or removes it. The push client reports the limit to the nodes: see `replicator.push.silence_promise`.
+Durable when the calls return.
 
     offset  bytes  field
          0      8  magic "RTSILENC"
@@ -42,7 +43,9 @@ class WrittenLimit(NamedTuple):
 
 
 def write_silence_limit(disk: Disk, directory: str, limit: WrittenLimit | None) -> None:
-    """Replace the limit of the directory, or remove it. The caller is its publisher. Storage errors."""
+    """Replace the limit of the directory, or remove it. The caller is its publisher. Raises storage
+    errors.
+    """
     path = os.path.join(directory, SILENCE_FILE)
     with storage_errors(path, _WRITING):
         if limit is not None:
@@ -54,7 +57,7 @@ def write_silence_limit(disk: Disk, directory: str, limit: WrittenLimit | None) 
 
 
 def read_silence_limit(disk: Disk, directory: str) -> WrittenLimit | None:
-    """The limit; None if there is none. `rt.Corrupt`, `rt.UnknownVersion`, storage errors."""
+    """The limit; None if there is none. Raises `rt.Corrupt`, `rt.UnknownVersion`, storage errors."""
     path = os.path.join(directory, SILENCE_FILE)
     data = read_file(disk, path, _RECORD.size, doing="reading how long the publisher may be silent")
     if data is None:

@@ -15,7 +15,7 @@ READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 WATCHDOG: Final = "WATCHDOG=1"
 _SHARE: Final = 4
-"""Messages to the watchdog in the time that it allows for one: a few may be late."""
+"""Number of messages in the time that the watchdog allows for one message, so that a few may be late."""
 
 
 class ServiceNotifier:
@@ -31,7 +31,7 @@ class ServiceNotifier:
         """Seconds between messages to the watchdog; 0: there is none."""
 
     def send(self, *fields: str) -> bool:
-        """Send fields, such as `READY`. False if they were not taken and should be sent again."""
+        """Send fields, such as `READY`. False if they were not accepted and should be sent again."""
         if not self._address:
             return True
         try:

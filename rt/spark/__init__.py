@@ -1,8 +1,8 @@
 """Spark data source and sink: `format("rt")` reads merged logs, in batch and streaming, and writes to
 streams.
 
-- `options`: what the options of reading and of writing have in common. `kafka_names`: the names here of
-  Kafka's options. Both are pure. `python_workers`: what is special in the processes of Spark.
+- `options`: the common part of the options for reading and for writing. `kafka_names`: the rt names of
+  Kafka's options. Both are pure. `python_workers`: special handling in the processes of Spark.
 - `source/`: options, columns, filter pushdown and partitioning are pure. `table` keeps a table's options.
   `log_source` opens a log. `batch_reader` and `stream_reader` implement Spark's interfaces.
 - `sink/`: options and `row_order` are pure. `spool`, `ledger` and `partition_publisher` do I/O. `writer`

@@ -36,7 +36,7 @@ class RtDataSource(DataSource):
 
     @plain_errors
     def schema(self) -> str | StructType:
-        """The columns without a user's schema. Raises for invalid options in `load` or CREATE TABLE."""
+        """The columns if the user gives no schema. Raises for invalid options in `load` or CREATE TABLE."""
         freeze_modules()
         table = options_of_table(self.options)
         include_headers = parse_options(self.options if table is None else table).include_headers
@@ -57,7 +57,7 @@ class RtDataSource(DataSource):
             return RefusedStreamReader(error)
 
     def _reading(self, schema: StructType) -> dict[str, str]:
-        """The options of a query go before those of its table."""
+        """The options for reading. The options of a query override the options of its table."""
         given = {name.lower(): value for name, value in self.options.items()}
         return {**recorded_options(schema), **given}
 
@@ -84,8 +84,8 @@ class RtDataSource(DataSource):
 def latest_position(**options: str) -> int:
     """One past the last position of the log that these options name. For `startingOffsets`.
 
-    A new query that starts at a number starts there after every restart. One that starts with "latest" may
-    start elsewhere each time, until its first micro-batch is planned.
+    A new query that starts at a number starts at the same position after every restart. A query that starts
+    with "latest" may start at another position each time, until its first micro-batch is planned.
     """
     with closing(open_log(parse_options(options).where)) as log:
         return log.bounds()[1]

@@ -43,11 +43,12 @@ _PREFIXES: Final = {
     "kafka.security.": _TLS,
     "kafka.": _NONE,
 }
-"""The first one that fits."""
+"""The first prefix that matches applies."""
 
 
 def kafka_error(unknown: Sequence[str], names: Sequence[str]) -> InvalidOption | None:
-    """The error that tells what to give instead of Kafka's options among `unknown`; None if there is none.
+    """The error that names the options to use instead of Kafka's options among `unknown`; None if `unknown`
+    has no option of Kafka.
 
     `names` are the options that exist here.
     """

@@ -1,4 +1,4 @@
-"""What the options of reading and of writing have in common. Pure.
+"""The common part of the options for reading and for writing. Pure.
 
 Names are case-insensitive. Invariant: an unknown option or an invalid value is refused with one line that
 names the option and its valid values. Nothing is guessed.
@@ -43,8 +43,8 @@ class ClusterSource(Struct, frozen=True):
 class GivenOptions:
     """The values that a user has given, by their exact names, without surrounding spaces.
 
-    `names` are the known options. `hidden` ones are accepted too, and not listed. The value of `verbatim`
-    keeps its spaces. `rt.InvalidOption` for unknown names.
+    `names` are the known options. `hidden` options are accepted too, but are not listed. The value of the
+    option `verbatim` keeps its spaces. `rt.InvalidOption` for unknown names.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class GivenOptions:
         return self._values.get(name, default)
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those that are not given, or empty."""
+        """The options of `names` that are not given, or are empty."""
         return [name for name in names if not self._values.get(name)]
 
     def name(self, option: str, kind: str) -> str:
-        """A name by the rules of `rt.names`."""
+        """The value of `option`, which must be a name by the rules of `rt.names`."""
         try:
             return check_name(self._values[option], kind=kind)
         except InvalidName as error:
@@ -96,7 +96,7 @@ class GivenOptions:
         return int(value)
 
     def seconds(self, name: str, default_ms: int) -> float:
-        """A time that is given in milliseconds."""
+        """The seconds of an option that is given in milliseconds."""
         milliseconds = self.number(name, 1, _TIMEOUT_MS_MAX)
         return (default_ms if milliseconds is None else milliseconds) / 1000
 

@@ -35,7 +35,7 @@ _Result = TypeVar("_Result")
 
 @lru_cache(maxsize=1)
 def freeze_modules() -> None:
-    """Exclude all present objects from collections; once, and only in a process of Spark.
+    """Exclude all existing objects from garbage collections. Done once, and only in a process of Spark.
 
     Call it when everything that a task needs is imported. Reference counting still frees these objects; only
     cycles among them would stay.
@@ -49,20 +49,23 @@ def freeze_modules() -> None:
 def quiet_end() -> Iterator[None]:
     """While a worker of Spark writes rows, a closed socket ends it by SIGPIPE instead of an exception.
 
-    It would end in both cases, and Spark starts another one; this way prints nothing. gRPC's own connections
-    raise no signal. Nothing changes in other processes.
+    The worker would end in both cases, and Spark starts another one. SIGPIPE prints nothing. gRPC's own
+    connections raise no signal. Nothing changes in other processes.
     """
     if not is_spark_process() or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     yield
-    # Not if the rows are abandoned: then this process is ending, and Spark still flushes the socket.
+    # The handler is not restored if the rows are abandoned: then this process is ending, and Spark still
+    # flushes the socket.
     signal.signal(signal.SIGPIPE, before)
 
 
 def plain_errors(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """For a function that Spark calls and that does not handle what it raises itself."""
+    """Hide the trace of an `rt.RtError` that `function` raises. For a function that Spark calls and that does
+    not handle its errors itself.
+    """
 
     @functools.wraps(function)
     def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -76,7 +79,7 @@ def plain_errors(function: Callable[_Given, _Result]) -> Callable[_Given, _Resul
 
 
 def hide_trace() -> None:
-    """For an `rt.RtError` that ends this process of Spark's; nothing in other processes."""
+    """Hide the trace of an `rt.RtError` that ends this process of Spark. Does nothing in other processes."""
     if is_spark_process():
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 

@@ -119,7 +119,7 @@ _AT_FIRST_USE: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs a network at its first use."""
+    """Import the names that need a network at their first use."""
     if name in _AT_FIRST_USE:
         return getattr(import_module(_AT_FIRST_USE[name]), name)
     raise AttributeError(f"module 'rt.streams' has no attribute {name!r}")

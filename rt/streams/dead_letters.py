@@ -31,17 +31,19 @@ logger = logging.getLogger("rt.streams")
 
 NAMESPACE: Final = "dead-letters"
 KEPT_BYTES: Final = 1 << 16
-"""Of an event that is too large for a dead letter."""
+"""How many bytes or characters of an event are kept, if the event is too large for a dead letter."""
 
 
 def stream_of_letters(stream: StreamId) -> StreamId:
-    """The stream for the dead letters of `stream`. `-` for a namespace that is empty or too long for it."""
+    """The stream for the dead letters of `stream`. Its key is `-` if the namespace of `stream` is empty or
+    too long for a key.
+    """
     made = StreamId(NAMESPACE, stream.namespace or "-")
     return made if len(made.topic.encode()) <= TOPIC_BYTES_MAX else StreamId(NAMESPACE, "-")
 
 
 def checked_serializers(serializers: Mapping[str, Serializer[Any]]) -> dict[str, Serializer[Any]]:
-    """A copy. `rt.InvalidOption` if one is for dead letters."""
+    """Return a copy of `serializers`. `rt.InvalidOption` if one of them is for dead letters."""
     if NAMESPACE in serializers:
         raise InvalidOption(
             "dead letters have a format of their own",
@@ -83,7 +85,7 @@ async def publish_letter(
 
 
 def encode_letter(letter: DeadLetter, *, kept: int | None = None) -> bytes:
-    """`kept`: how many bytes or characters of the event to keep at most. None: all."""
+    """Encode a dead letter. `kept`: how many bytes or characters of the event to keep at most. None: all."""
     stream, token = letter.stream, letter.token
     is_bytes = isinstance(letter.event, bytes | bytearray | memoryview)
     event = bytes(letter.event) if is_bytes else repr(letter.event)

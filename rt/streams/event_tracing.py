@@ -1,4 +1,6 @@
-"""What traces the publishing and the delivery of events, and an observer whose deliveries are traced."""
+"""The interface that traces the publishing and the delivery of events, and an observer whose deliveries are
+traced.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,18 @@ from rt.streams.observer import StreamGap, StreamObserver
 
 
 class StreamTracing(Protocol):
-    """`rt.otel.StreamTracing` is one. Called in the event loop. Must not block, and must raise nothing of its
-    own.
+    """Traces events. `rt.otel.StreamTracing` implements it. Called in the event loop. Must not block, and
+    must not raise errors of its own.
     """
 
     def publish(self, stream: StreamId, events: int, headers: Headers) -> AbstractContextManager[Headers]:
-        """Around a publish of so many events. Its value is their headers, those given among them."""
+        """A context around the publishing of `events` events. Its value is the headers of the events, which
+        include `headers`.
+        """
 
     def process(self, batch: EventBatch, subscription: str) -> AbstractContextManager[object]:
-        """Around one delivery of a batch. `subscription`: its name, that of its pattern or of its consumer's
-        factory, or its id.
+        """A context around one delivery of a batch. `subscription`: the name of the subscription, of its
+        pattern or of its consumer's factory, or the id of the subscription.
         """
 
 

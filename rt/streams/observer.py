@@ -85,7 +85,7 @@ class StreamObserver:
         return None
 
     async def on_gap(self, gap: StreamGap) -> None:
-        """Events are missing before the next one delivered. If it raises, it is called again."""
+        """Called if events are missing before the next delivered event. If it raises, it is called again."""
         logger.warning(
             "stream_gap stream=%s wanted=%s resumed=%s why=%r",
             gap.stream,
@@ -95,11 +95,11 @@ class StreamObserver:
         )
 
     async def on_error(self, error: StreamError) -> None:
-        """An event went to the dead letters, or the subscription was faulted."""
+        """Called if an event went to the dead letters, or the subscription was faulted."""
         logger.warning("stream_error error=%s", error)
 
     async def on_close(self) -> None:
-        """The last call: unsubscribed, faulted, or this host stopped serving the queue.
+        """The last call: the consumer was unsubscribed or faulted, or this host stopped serving the queue.
 
         If this host serves the queue again, a subscribed observer is used again, starting with `last_token`.
         The agent waits a few seconds at most for this call.
@@ -135,6 +135,6 @@ ObserverFactory: TypeAlias = Callable[[StreamId], StreamObserver]
 
 
 def check_observer(observer: StreamObserver) -> None:
-    """`rt.InvalidOption` for what has no `on_batch`, such as a class in the place of its object."""
+    """Raise `rt.InvalidOption` if `observer` has no `on_batch`, or is a class instead of an object."""
     if isinstance(observer, type) or not callable(getattr(observer, "on_batch", None)):
         raise InvalidOption("not an observer", got=repr(observer)[:200], expected="a StreamObserver")

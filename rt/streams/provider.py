@@ -130,16 +130,16 @@ class StreamProvider:
     ) -> None:
         """Give every stream whose topic matches `pattern` (`*`, `?`, `[…]`) a subscription called `name`.
 
-        All hosts of a provider must register the same ones. Known streams get it from now on. `on_poison`
-        None: that of the options.
+        All hosts of a provider must register the same subscriptions. Known streams get the subscription from
+        now on. If `on_poison` is None, the policy of the options applies.
 
         Only events for which `where` returns a true value are delivered. A delivery has at most `batch_size`
-        events (None: `batch_events_max`); if fewer are there, they wait up to `batch_within_s` seconds for
-        others (None: not at all).
+        events (None: `batch_events_max`). If there are fewer events, they wait up to `batch_within_s` seconds
+        for more events (None: they do not wait).
 
-        `start` is where its streams start in a queue whose subscription store does not know `name` yet:
-        "earliest", "latest", a position, a token, or a time (None: that of the options). From then on it is
-        known, and `start` does not count. With a `start`, call before `start()`.
+        `start`: where the streams start in a queue whose subscription store does not know `name` yet:
+        "earliest", "latest", a position, a token, or a time (None: the start of the options). After that the
+        store knows `name`, and `start` is ignored. With a `start`, call before `start()`.
         """
         if start is not None:
             self._require_not_started("implicit(start=...)")
@@ -224,7 +224,7 @@ class StreamProvider:
         return Stream(self, StreamId(namespace, key))
 
     async def publish(self, stream: StreamId, events: Sequence[Any], headers: HeadersInput = ()) -> None:
-        """Append events to the queue that carries the stream, whichever host serves it."""
+        """Append events to the queue that carries the stream. Any host may serve that queue."""
         adapter = self._require_adapter()
         if adapter.direction is StreamDirection.READ_ONLY:
             what, hint = "the queues of this provider are read-only", "Give each Cluster a writer."
@@ -312,7 +312,7 @@ class StreamProvider:
         self._consumers.attach(subscription_id, observer, delivery or DeliveryOptions())
 
     def other_agents(self, stream: StreamId) -> list[PullingAgent]:
-        """The agents here of other queues than the stream's."""
+        """The agents on this host for other queues than the stream's queue."""
         queue = self._factory.mapper.queue_for(stream)
         agents = self._manager.agents() if self._manager is not None else []
         return [agent for agent in agents if agent.queue.id != queue]
@@ -329,8 +329,8 @@ class StreamProvider:
         return others[0] if others else await self.agent_of(stream)
 
     def check_place(self, stream: StreamId) -> None:
-        """`StreamMisplaced` if an agent here reads events of the stream from another queue than its own;
-        `rt.InvalidOption` if they are not read.
+        """Raise `StreamMisplaced` if an agent on this host reads events of the stream from another queue than
+        the stream's queue. Raise `rt.InvalidOption` if the events of the stream are not read.
         """
         if not self._require_adapter().reads(stream):
             raise InvalidOption(
@@ -373,7 +373,7 @@ class StreamProvider:
         return PullingAgent(served, fence, self._stores, self._consumers)
 
     def _note_new_stream(self, queue: QueueId, counts: QueueCounts, stream: StreamId) -> None:
-        """The queue has events of a stream that had none before, or not for long."""
+        """The queue has events of a stream that had none before, or none for a long time."""
         expected = self._factory.mapper.queue_for(stream)
         if expected == queue or self._manager is None:
             return

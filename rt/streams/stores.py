@@ -1,4 +1,6 @@
-"""Where a host keeps the subscriptions of its queues, if not in their clusters (`cluster_stores`)."""
+"""The stores of a host for the subscriptions of its queues, if these are not kept in the clusters
+(`cluster_stores`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def memory_stores() -> Stores:
     stores: dict[QueueId, MemoryStore] = {}
 
     def opened(queue: QueueId, _: Fence) -> Store:
-        # A copy, so that an earlier owner that still has its store changes nothing here: no fence is needed.
+        # A copy: an earlier owner that still has its store changes nothing in this one, so no fence is
+        # needed.
         previous = stores.get(queue)
         stores[queue] = MemoryStore(None if previous is None else previous.content())
         return stores[queue]

@@ -49,9 +49,9 @@ class Subscription:
         """Continue with `observer`, from `start` or from the stored position; also after a fault. A time as
         `start` rewinds to the first event from then on.
 
-        The previous observer is no longer called when this returns. If another host serves the queue, it
-        continues with its own consumer, and `observer` is called when the queue comes here.
-        `NoSuchSubscription`, `NotRewindable`, `QueueElsewhere`, `OwnerTimeout`.
+        The previous observer is no longer called when this returns. If another host serves the queue, that
+        host continues with its own consumer, and `observer` is called when the queue moves to this host.
+        Raises `NoSuchSubscription`, `NotRewindable`, `QueueElsewhere`, `OwnerTimeout`.
         """
         check_observer(observer)
         agent = await self._provider.agent_or_elsewhere(self.stream, self)
@@ -69,7 +69,9 @@ class Subscription:
         self._provider.attach(self.id, observer)
 
     async def unsubscribe(self) -> None:
-        """End it permanently, on whichever host it is. Does nothing if it has ended. `OwnerTimeout`."""
+        """End the subscription permanently, on any host. Does nothing if it has ended. Raises
+        `OwnerTimeout`.
+        """
         agent = await self._provider.agent_or_elsewhere(self.stream, self)
         if isinstance(agent, QueueElsewhere):
             with contextlib.suppress(NoSuchSubscription):
@@ -86,8 +88,8 @@ class Stream:
     async def publish(self, events: Sequence[Any], *, headers: HeadersInput = ()) -> None:
         """Append the events, in order. The queue's adapter defines how durable they are on return.
 
-        The serializer of the namespace, if any, encodes them. If it raises, none is appended. Consumers find
-        `headers`, those of each event, in `EventBatch.headers`.
+        The serializer of the namespace, if any, encodes them. If the serializer raises an error, no event is
+        appended. Consumers find the `headers` of each event in `EventBatch.headers`.
         """
         await self._provider.publish(self.id, events, headers)
 
@@ -106,18 +108,19 @@ class Stream:
         """Deliver this stream's events to `observer`, from `start` on: "earliest", "latest", a position, a
         token, or a time (a `datetime` with its timezone).
 
-        With a `name`, the stream has one subscription of that name: if it exists, it continues where it is,
-        with `observer` instead of an earlier one, also after a fault; `start` does not count then. So a
-        program that subscribes at each start names its subscriptions. Without a name each call makes another
-        one, which keeps the log until `unsubscribe`.
+        With a `name`, the stream has one subscription of that name. If it exists, it continues at its
+        position, with `observer` instead of an earlier one, also after a fault; then `start` is ignored. So a
+        program that subscribes at each start names its subscriptions. Without a name, each call creates
+        another subscription, which retains the log until `unsubscribe`.
 
-        With `consumer`, a name that other hosts have a factory for, the subscription continues on the host
-        that serves the queue next. Without it, it waits there until a program resumes it. The `consumer` of
-        the latest call counts. `on_poison`, `where`, `batch_size` and `batch_within_s` (see
-        `StreamProvider.implicit`) count as long as `observer` is called. If another host serves the queue,
-        the request goes there: its `consumer` gets the events, and `observer` when the queue comes here.
-        `NotRewindable`, `QueueElsewhere`, `OwnerTimeout`, `StreamMisplaced`; `ValueError` if `start` is not a
-        valid position. After `CommitUnknown` or `OwnerTimeout` the subscription may exist.
+        With `consumer`, a name for which other hosts have a factory, the subscription continues on the host
+        that serves the queue next. Without it, the subscription waits there until a program resumes it. The
+        `consumer` of the latest call is used. `on_poison`, `where`, `batch_size` and `batch_within_s` (see
+        `StreamProvider.implicit`) apply as long as `observer` is called. If another host serves the queue,
+        the request goes there: its `consumer` gets the events, and `observer` gets them when the queue moves
+        to this host. Raises `NotRewindable`, `QueueElsewhere`, `OwnerTimeout`, `StreamMisplaced`;
+        `ValueError` if `start` is not a valid position. After `CommitUnknown` or `OwnerTimeout` the
+        subscription may exist.
         """
         check_observer(observer)
         if consumer is not None:
@@ -144,16 +147,17 @@ class Stream:
         return Subscription(self._provider, self.id, answer.subscription)
 
     async def token_at(self, time: datetime) -> SequenceToken:
-        """The first event of the stream's queue, of any stream, with that timestamp or a later one; the end
-        of the queue if there is none yet. Timestamps are those of the publishers, and need not rise.
+        """Return the token of the first event of the stream's queue, of any stream, with that timestamp or a
+        later one; the end of the queue if there is no such event yet. Timestamps come from the publishers,
+        and are not necessarily ascending.
 
         `NotRewindable` for a queue without timestamps. Raises errors of the queue.
         """
         return await self._provider.token_at(self.id, time)
 
     async def subscriptions(self) -> list[tuple[Subscription, SubscriptionRecord]]:
-        """The subscriptions of this stream with their stored records. Those of an earlier placement are there
-        too, if this host serves their queue.
+        """The subscriptions of this stream with their stored records. Subscriptions of an earlier placement
+        are included if this host serves their queue.
         """
         provider, stream = self._provider, self.id
         agent = await provider.agent_of(stream)

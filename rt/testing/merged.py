@@ -124,11 +124,12 @@ class MergedLogBuilder:
         segment: SegmentId | None = None,
         skip: int | None = None,
     ) -> range:
-        """Merge the bytes from `start` to `end` of a session's segment as one block. Returns their positions.
+        """Merge the bytes from `start` to `end` of a session's segment as one block. Return the positions of
+        the messages.
 
-        Default: everything of the next segment that is not merged. Both must lie between batches. `skip`
-        messages at the start are left out; None: those already merged for the session's dedup id. A range of
-        which nothing is left is consumed without a block.
+        The default is the part of the next segment that is not merged. `start` and `end` must be batch
+        boundaries. `skip` messages at the start are left out; None: the messages already merged for the
+        session's dedup id. If no message of a range is left, the range is consumed without a block.
         """
         source = self._source(session)
         segment, start = self._next_range(source, session, segment, start)
@@ -142,7 +143,7 @@ class MergedLogBuilder:
         return self._merge(source, session, segment, batches, skip)
 
     def merge_all(self, sessions: Sequence[StrPath], *, block_bytes: int = BLOCK_BYTES) -> range:
-        """Merge everything unmerged of the sessions, in turns of up to `block_bytes` each.
+        """Merge all unmerged messages of the sessions, in turns of up to `block_bytes` each.
 
         A turn takes at least one batch. A dedup session waits until its next number is expected.
         """
@@ -168,7 +169,7 @@ class MergedLogBuilder:
         return range(first, self.position)
 
     def roll(self, run: int | None = None) -> None:
-        """Seal the active segment and start the next, or the first one of another run."""
+        """Seal the active segment. Start the next segment, or the first segment of another run."""
         last = self.writer.last_id
         assert last is not None
         segment = SegmentId(last.run, last.roll + 1) if run is None else SegmentId(run, 0)

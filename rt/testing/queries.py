@@ -34,7 +34,7 @@ UNTIL_S: Final = 1000.0
 QUERY_ID: Final = "query"
 _MARBLES: Final = re.compile(r"[-a-zA-Z0-9|#]*")
 AT_ONCE_MAX: Final = 100_000
-"""With this many timers at one time, a query counts as one without end."""
+"""If this many timers fire at the same time, the query counts as a query without end."""
 
 
 class MarbleEvent(Struct, frozen=True):
@@ -44,7 +44,9 @@ class MarbleEvent(Struct, frozen=True):
     kind: Literal["next", "error", "completed"]
     value: Any = None
     time_s: float | None = None
-    """The time of a value that a source sends, if it is not `at_s`: `event_ns` of operators."""
+    """The time of a value, if a source sends it with another time than `at_s`. Operators read it as
+    `event_ns`.
+    """
 
     @property
     def at_ns(self) -> int:
@@ -57,7 +59,7 @@ class MarbleError(Exception): ...
 def hot(marbles: str, values: Mapping[str, Any] | None = None) -> list[MarbleEvent]:
     """Events at whole seconds, from 0. `values` maps letters to values (default: the letter, or an int).
 
-    Spaces are left out. `rt.InvalidOption` for characters that no marble has.
+    Spaces are ignored. `rt.InvalidOption` for characters that are not marbles.
     """
     events = []
     text = marbles.replace(" ", "")
@@ -90,8 +92,8 @@ def run(
 ) -> list[MarbleEvent]:
     """The output of the query, without saves or crashes.
 
-    What the query sends to other outputs of the engine, such as late values, is part of it: `sinks` are their
-    names.
+    The output includes the values that the query sends to other outputs of the engine, such as late values.
+    `sinks`: the names of these outputs.
     """
     rig = _Rig(query, sources or {}, until_s, serializers, sinks)
     rig.start()
@@ -108,11 +110,11 @@ def check_laws(
     serializers: Serializers | None = None,
     sinks: Sequence[str] = (),
 ) -> list[MarbleEvent]:
-    """The output of the query, as `run`. `AssertionError` if saves or crashes change it.
+    """Return the output of the query, as `run` does. `AssertionError` if saves or crashes change it.
 
-    The query runs uninterrupted; with a save after every event, some of which fail; from each of these saves
-    to the end; and with a crash after every event. After it has ended, none of its objects may be left. No
-    operator may change a value that it received or emitted.
+    The query runs without interruption; with a save after every event, where some saves fail; from each of
+    these saves to the end; and with a crash after every event. After the query has ended, none of its objects
+    may be left. No operator may change a value that it received or emitted.
     """
     check = MutationCheck()
     watched = _Rig(query, sources or {}, until_s, serializers, sinks, watch=check.watch)
@@ -262,8 +264,8 @@ class _Rig:
         return self.output
 
     def save(self, number: int) -> dict[str, dict[str, bytes]]:
-        """Save a checkpoint; for some numbers first one that fails, or seems to. Returns the content of the
-        store.
+        """Save a checkpoint. For some numbers, first save a checkpoint that fails or seems to fail. Return
+        the content of the store.
         """
         if number % 3:
             writer = self._store.begin(CheckpointKind.DIFFERENTIAL)

@@ -16,8 +16,8 @@ _CLOSINGS_MAX: Final = 100
 class until:  # noqa: N801 - awaited like a function
     """`await until(at_s)` in a function of `map_async` that `run` or `check_laws` calls: wait for that time.
 
-    A time that is past does not wait. The time is absolute, so that a call after a crash ends at the same
-    time.
+    If the time has passed, the call does not wait. The time is absolute, so that a call after a crash ends at
+    the same time.
     """
 
     def __init__(self, at_s: float) -> None:
@@ -39,7 +39,9 @@ class VirtualCalls:
         return VirtualCall(self._scheduler, request, value, on_finished, after_s)
 
     def set_full(self, operator: str, *, is_full: bool) -> None:
-        """The test kit's sources do not wait: more values than `concurrency` wait in the operator."""
+        """Do nothing: the sources of the test kit do not wait, so more values than `concurrency` wait in the
+        operator.
+        """
 
 
 class VirtualCall:
@@ -61,13 +63,13 @@ class VirtualCall:
     def cancel(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        for _ in range(_CLOSINGS_MAX):  # One that awaits while it is closed is not closed yet.
-            with suppress(Exception):  # As an event loop does: nobody waits for what it raises now.
+        for _ in range(_CLOSINGS_MAX):  # If it awaits while it is closed, it is not closed yet.
+            with suppress(Exception):  # As in an event loop: no caller waits for these errors any more.
                 self._coroutine.close()
                 return
 
     def _run(self) -> Outcome | None:
-        """Run to the end or to the next `until`, for which there is a timer then."""
+        """Run to the end, or to the next `until` and set a timer for it."""
         while True:
             try:
                 waits_for = self._coroutine.send(None)

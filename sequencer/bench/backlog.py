@@ -24,7 +24,7 @@ from rt.errors import DiskFull
 from sequencer.bench.stage import PARTS, STREAM, Setup, Stage
 
 GOAL_MB: Final = 250.0
-"""Of a node."""
+"""Memory of a node."""
 _VALUE_BYTES: Final = 1024
 _STARTS_GOAL_HZ: Final = 200.0
 _OFFLINE_VALUE_BYTES: Final = 128
@@ -99,7 +99,7 @@ class Peaks:
         return max(parts[part].peak_mb for parts in self._peaks.values())
 
     def sample(self, stage: Stage, now_s: float) -> None:
-        """Ask the kernel, at most once a second: it takes time from the nodes."""
+        """Read the memory from the kernel, at most once a second, because this takes time from the nodes."""
         if now_s >= self._next_s:
             self._next_s = now_s + _SAMPLE_S
             self.add(stage.memory())

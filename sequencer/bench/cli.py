@@ -30,7 +30,7 @@ rates_option = option(
 )
 failovers_option = number_option("--failovers", 20, 1, 1000, "Number of leaders to kill.")
 
-# The names of parameters are fields of `RaftBench` and so on, which say what they mean.
+# The parameters are named as fields of `RaftBench` and so on, and described there.
 
 
 @click.command()

@@ -24,9 +24,9 @@ from sequencer.localcluster.nodes import differences
 
 GOAL_S: Final = 2.0
 RATE_MB: Final = 5.0
-"""Of each publisher: load, but less than the machine can carry."""
+"""Rate of each publisher: a load, but less than the machine can carry."""
 LEAD_BYTES: Final = 1 << 20
-"""A publisher waits when it is this far ahead, so that the figure is of the failover, not of a backlog."""
+"""A publisher waits when it is this far ahead, so that the figure measures the failover, not a backlog."""
 
 
 def failover(setup: Setup, *, publishers: int, kills: int) -> Iterator[Figure]:
@@ -42,7 +42,9 @@ def failover(setup: Setup, *, publishers: int, kills: int) -> Iterator[Figure]:
 
 
 def kill_leader(stage: Stage) -> float:
-    """Kill the leader; returns the seconds until messages flow again, when the node has caught up too."""
+    """Kill the leader. Wait until messages flow again and the node has caught up. Return the seconds until
+    messages flow again.
+    """
     leader = stage.nodes.wait_ready()
     begun = time.monotonic()
     stage.nodes.kill(leader)
@@ -68,9 +70,9 @@ class MergedAudit(Struct, frozen=True):
     """Errors of a merged log, in messages."""
 
     lost: int
-    """Published, but missing at their place in the order."""
+    """Messages that were published, but are missing at their position in the order."""
     wrong: int
-    """Repeated, after a later message of their session, or never published."""
+    """Messages that are repeated, come after a later message of their session, or were never published."""
 
 
 def audit(batches: Iterable[MessageBatch], published: Mapping[str, int]) -> MergedAudit:

@@ -1,7 +1,7 @@
 """How long the flow stops while the members of a cluster change under load, and how long the changes take.
 
 Every block of a merged log has its sequencing time, by the leader's clock. The longest time between two
-blocks, from the start of a change to its end, is how long nothing was merged.
+blocks, from the start of a change to its end, is the longest time in which nothing was merged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPARE: Final = 2
 
 
 def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
-    """Two nodes are added, then the leader and another node are removed."""
+    """Add two nodes, then remove the leader and another node."""
     with setup.open(spare=SPARE) as stage:
         nodes, windows = stage.nodes, list[tuple[str, int, int]]()
         stage.wait_for(lambda: _raised_level(stage), LATEST, "the highest feature level")
@@ -67,7 +67,9 @@ def _raised_level(stage: Stage) -> int:
 
 
 def _change(stage: Stage, target: str, body: dict[str, str], going: str = "") -> tuple[int, int]:
-    """Change the members; when it was requested and done, ns since the Unix epoch. `going` ends by itself."""
+    """Change the members. Return when the change was requested and when it was done, in ns since the Unix
+    epoch. `going` is a removed node, which ends by itself.
+    """
     began_ns = time.time_ns()
     number = int(stage.rest(target, body)["number"])
 
@@ -75,7 +77,9 @@ def _change(stage: Stage, target: str, body: dict[str, str], going: str = "") ->
         stage.nodes.wait_ended(going)
 
     def settled() -> float:
-        """The number of the last change that is done, and a part of the next one while its node merges."""
+        """The number of the last change that is done, plus a fraction of the next change while its node
+        merges.
+        """
         change = stage.rest("/status")["settledMemberChange"]
         if change is not None and change["number"] == number and change["why"]:
             raise Diverged("the members were not changed", got=change["why"])

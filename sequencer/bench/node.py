@@ -56,7 +56,7 @@ class BenchState:
         return self.index.to_bytes(8, "little")
 
     def check(self, state: bytes) -> None:
-        """It is of one version."""
+        """Accept every state: there is only one version."""
 
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         self.index, self._parts = index, [state] if state else []
@@ -64,7 +64,7 @@ class BenchState:
             self._reached.set()
 
     def reach(self, index: int, within_s: float) -> bool:
-        """Wait until command `index` is applied; False: it was not in time."""
+        """Wait until command `index` is applied. False if it was not applied in time."""
         self._reached.clear()
         self._awaited = index
         is_reached = self.index >= index or self._reached.wait(within_s)
@@ -84,7 +84,9 @@ class Probe:
         self._thread.start()
 
     def first_after(self, since: float, within_s: float) -> float | None:
-        """When the first command ended that started at `since` or later; None: none was in time."""
+        """When the first command that started at `since` or later ended. None if no such command ended in
+        time.
+        """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._done) and self._done[-1][0] >= since, within_s)
             return next((done for begun, done in self._done if begun >= since), None)
@@ -124,7 +126,7 @@ def load(raft: Raft, *, size: int, in_flight: int, seconds: float) -> Answer:
 
 
 def _round(raft: Raft, command: bytes, in_flight: int, seconds: float) -> list[float]:
-    """The latency of each command, for a caller that waits for the oldest one."""
+    """Return the latency of each command. The caller always waits for the oldest command in flight."""
     clock = time.perf_counter
     latencies: list[float] = []
     waiting: deque[tuple[float, Future[int]]] = deque()

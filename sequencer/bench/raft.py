@@ -23,7 +23,7 @@ PARTS: Final = ("speed", "idle", "snapshots", "failover", "catch-up", "single")
 _PARTS_OF_ONE_NODE: Final = {"speed", "idle", "snapshots"}
 _MIB: Final = 2**20
 _STATE_BYTES: Final = _MIB // 2
-"""Of the state when snapshots are measured. One above 1 MiB is not written in each interval."""
+"""Size of the state when snapshots are measured. A state above 1 MiB is not written in each interval."""
 _NEVER_MS: Final = 10**9
 _WAIT_S: Final = 120.0
 _COMPACT = {"snapshot_ms": 500, "keep_entries": 16, "keep_bytes": _MIB}
@@ -126,7 +126,9 @@ class RaftBench(Struct, frozen=True):
             yield Figure(self._name("idle, CPU of a follower"), tuple(following), "% of a core", 2)
 
     def _snapshots(self) -> Iterator[Figure]:
-        """With and without snapshots in each round, each over at least two snapshots."""
+        """Measure with and without snapshots in each round. Each measurement lasts for at least two
+        snapshots.
+        """
         found: dict[int, list[Answer]] = {self.snapshot_ms: [], _NEVER_MS: []}
         for _ in range(self.rounds):
             for snapshot_ms, answers in found.items():
@@ -160,7 +162,7 @@ class RaftBench(Struct, frozen=True):
     ) -> float:
         """Seconds from the end of a leader to the next commit that a client on a follower sees.
 
-        For a leadership transfer they start with the request.
+        For a leadership transfer, the time starts with the request.
         """
         leader, others = cluster.settle()
         client = cluster.nodes[others[0]]
@@ -184,7 +186,9 @@ class RaftBench(Struct, frozen=True):
         yield Figure(self._name(f"{text}, once it is open"), tuple(since for _, since in taken_s), "s")
 
     def _caught_up(self, cluster: BenchCluster) -> tuple[float, float]:
-        """Seconds since the process was started, and since it answers."""
+        """Seconds until the node has caught up: since its process was started, and since the process
+        answers.
+        """
         leader, (late, *_) = cluster.settle()
         old_end = cluster.status(late)["log_end"]
         cluster.kill(late)

@@ -1,7 +1,8 @@
 """Throughput and latency of the transport, and its fairness to many publishers.
 
-Throughput is what a majority of the nodes has merged in the measured time. It is sustained, because
-publishers stay within `LEAD_BYTES` of what is merged. Latency is from `publish` to the subscriber.
+Throughput is the amount that a majority of the nodes has merged in the measured time. It is sustained,
+because publishers stay at most `LEAD_BYTES` ahead of the merged messages. Latency is from `publish` to the
+subscriber.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def throughput(
 
 
 def latency(setup: Setup, *, rates_hz: Sequence[float], seconds: float, rounds: int) -> Iterator[Figure]:
-    """From `publish` to the subscriber, with what a round of merging costs, at each rate."""
+    """Latency from `publish` to the subscriber, and the cost of a round of merging, at each rate."""
     with setup.open() as stage:
         stage.start_publishers(1, 1024)
         stage.start_subscribers(1)
@@ -110,7 +111,7 @@ class Window(Struct, frozen=True):
 
 
 def _window(stage: Stage, seconds: float) -> Window:
-    """At least so long that something is merged."""
+    """Measure for `seconds`, and longer if nothing is merged in that time."""
     before, begun = stage.progress(), time.monotonic()
     time.sleep(seconds)
     stage.wait_for(lambda: stage.progress().majority, before.majority + 1, "more is merged")
@@ -129,7 +130,7 @@ def _between(before: ClusterProgress, after: ClusterProgress, lasted_s: float) -
 
 
 def _latencies_ms(stage: Stage, seconds: float) -> list[float]:
-    """Percentiles `PERCENTS`."""
+    """The percentiles `PERCENTS` of the latency."""
     (subscriber, *_) = stage.subscribers
     subscriber.ask("forget")
     time.sleep(seconds)
@@ -149,7 +150,7 @@ def _percentiles(
 
 
 def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
-    """Whether publishers that all send at full speed get equal shares."""
+    """Measure whether publishers that all send at full speed get equal shares."""
     with setup.open() as stage:
         stage.start_publishers(publishers, 1024)
         # On few busy cores the push processes start slowly. That does not count here.

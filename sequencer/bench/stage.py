@@ -53,23 +53,23 @@ class ClusterProgress(Struct, frozen=True):
 
 
 class Stage:
-    """A cluster, its publishers and its subscribers. `opened` ends what it starts."""
+    """A cluster, its publishers and its subscribers. `opened` ends the processes that the stage starts."""
 
     def __init__(self, root: Path, nodes: LocalCluster, opened: contextlib.ExitStack) -> None:
         self.nodes = nodes
         self.names: list[str] = []
-        """Publishers, which are also the names of their sessions."""
+        """The names of the publishers, which are also the names of their sessions."""
         self._root, self._opened = root, opened
         self._publishers: list[Process] = []
         self.subscribers: list[Process] = []
 
     @property
     def published_root(self) -> Path:
-        """Below it each publisher has its session."""
+        """The directory below which each publisher has its session."""
         return self._root / "published"
 
     def copy_root(self, number: int) -> Path:
-        """Below it the subscriber of that number has its copy of the merged log."""
+        """The directory below which the subscriber of that number has its copy of the merged log."""
         return self._root / f"reader{number}"
 
     def start_publishers(self, count: int, value_bytes: int) -> None:
@@ -155,7 +155,7 @@ class Stage:
             self.wait_for(partial(self.nodes.merged_position, name), end, f"{name} merges")
 
     def rest(self, target: str, body: object = None) -> Any:
-        """The answer of a node that runs: of GET, or of POST with a body."""
+        """The answer of a running node to a GET request, or to a POST request if there is a body."""
         tls = self.nodes.certificate("operator", "bench")
         endpoints = [f"127.0.0.1:{self.nodes.data_ports[name]}" for name in self.nodes.running]
         method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
@@ -225,7 +225,7 @@ def logs_kept(root: Path, directory: str | None) -> Iterator[None]:
     except RtError as error:
         lines = str(error.got).splitlines()
         if len(lines) > 1:
-            # The status and the end of the log of each node, or of the one that ended.
+            # `got` has the status and the end of the log of each node, or of the node that ended.
             error.got = None if isinstance(error, Timeout) else f"{lines[0]} ... {lines[-1]}"
         error.hint = f"The logs of all processes are in {_keep_logs(root, directory)}"
         raise

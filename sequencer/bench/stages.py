@@ -1,7 +1,9 @@
-"""Where the time of a message goes, from `publish` to the subscriber: one at a time, stage by stage.
+"""The time that a message spends in each stage, from `publish` to the subscriber. One message is on its way
+at a time.
 
 A stage ends with a write to a log file of some process. The kernel reports each write to the watcher
-(inotify), so no process of rt does anything for the measurement. Its wake-ups delay the others a little.
+(inotify), so no process of rt does anything for the measurement. The wake-ups of the watcher delay the other
+processes a little.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from rt.log.scan.directory import merged_directory, session_directory
 from sequencer.bench.stage import STREAM, Setup, Stage
 
 RATE_HZ: Final = 10.0
-"""Messages a second: each is through before the next is published."""
+"""Messages a second: each message has passed all stages before the next is published."""
 _WARM_UP_S: Final = 3.0
 _READ_MS: Final = 200
 
@@ -36,7 +38,9 @@ STAGES: Final = (
     "in the subscriber's copy",
     "received",
 )
-"""Where a message is at the end of each stage. In a Raft log is the instruction that merges it."""
+"""Where a message is at the end of each stage. In a Raft log, this is the instruction that merges the
+message.
+"""
 
 
 def stages(setup: Setup, *, seconds: float, rounds: int) -> Iterator[Figure]:
@@ -70,13 +74,15 @@ def _medians_ms(stage: Stage, seconds: float) -> list[float]:
 
 
 def lengths_of(begun_ns: int, ends_ns: Sequence[int]) -> list[int]:
-    """The length of each stage, and of all. One that ended before the stage before it takes no time."""
+    """The length of each stage, and of all stages together. A stage that ended before its previous stage
+    takes no time.
+    """
     reached = list(accumulate([begun_ns, *ends_ns], max))
     return [end - begin for begin, end in pairwise(reached)] + [reached[-1] - begun_ns]
 
 
 def _writes_ns(writes: WriteTimes, nodes: Sequence[str], begun_ns: int, received_ns: int) -> list[int]:
-    """When each stage of one message ended, but for the last."""
+    """When each stage of one message ended, except the last stage."""
 
     def first(*place: str) -> int:
         return writes.first(" ".join(place), begun_ns, received_ns)
@@ -92,7 +98,7 @@ def _writes_ns(writes: WriteTimes, nodes: Sequence[str], begun_ns: int, received
 
 
 def _log_directories(stage: Stage) -> dict[str, list[str]]:
-    """The directories of log files, by the place that a stage names."""
+    """The directories of log files, by the name of the place that a stage writes to."""
     (name,) = stage.names
     found = {
         "publisher": [session_directory(stage.published_root, STREAM, name)],
@@ -134,7 +140,9 @@ class WriteTimes:
         self._inotify.close()
 
     def first(self, place: str, begun_ns: int, otherwise_ns: int) -> int:
-        """The time of the first write since `begun_ns`; `otherwise_ns` if there is none before that."""
+        """The time of the first write since `begun_ns`; `otherwise_ns` if there is no write before
+        `otherwise_ns`.
+        """
         times = self._times[place]
         at = bisect_left(times, begun_ns)
         return min(times[at], otherwise_ns) if at < len(times) else otherwise_ns

@@ -113,7 +113,7 @@ class TrafficSubscriber:
         self._subscriber = subscriber
         self._count = 0
         self._received: list[tuple[npt.NDArray[np.int64], int]] = []
-        """Of each batch: when its messages were published, and when it was received. ns."""
+        """For each batch: when its messages were published, and when the batch was received, in ns."""
         threading.Thread(target=self._read, daemon=True).start()
 
     def answer(self, do: str, _arguments: Answer) -> Answer:

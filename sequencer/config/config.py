@@ -191,7 +191,7 @@ def check_member_name(name: str, *, kind: str = "node") -> str:
 def check_members(members: Mapping[str, ClusterMember], *, is_whole: bool) -> None:
     """`BadSetting` for an invalid name, and for an address that is used twice.
 
-    `is_whole`: they are to make a new cluster, so there must be 1, 3, 5 or 7.
+    If `is_whole`, the members are for a new cluster, so there must be 1, 3, 5 or 7 members.
     """
     if is_whole and len(members) not in CLUSTER_SIZES:
         raise BadSetting(

@@ -1,9 +1,10 @@
-"""Reads a node's settings. Options take precedence over `RT_*` variables, these over a TOML file, then
-defaults.
+"""Reads a node's settings. Options take precedence over `RT_*` variables, variables over a TOML file, and the
+file over defaults.
 
 Invariants:
 - An error names the option, variable or key of a file that set the value. An unknown key is an error.
-- A setting of a stronger source replaces that of a weaker one completely, also the members.
+- A setting from a source with higher precedence completely replaces the setting from another source. This
+  includes the members.
 
 `RT_NODE_<KEY>` takes precedence over `RT_<KEY>`. Unknown variables are ignored: orchestrators set their own.
 A relative path starts in the file's directory if the file sets it, else in the working directory.

@@ -3,7 +3,7 @@
 Invariants:
 - It names every setting, with its unit, its default and a reason to change it. Settings with a default are
   commented out, and the value shown is the default.
-- What `config_loader` reads from it is what was given, and the examples of `REQUIRED` for the rest.
+- `config_loader` reads from it the given values, and for the other settings in `REQUIRED` their examples.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
         for name in ("roll_bytes", "retention_bytes", "hold_bytes_max")
     },
 }
-"""What the template shows of the other settings."""
+"""The values that the template shows for the other settings."""
 
 SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "This node": {
@@ -131,7 +131,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def config_template(given: Mapping[str, Any]) -> str:
-    """The file, with the values of `given`, by key, instead of examples and defaults."""
+    """Return the file. The values in `given`, by key, replace examples and defaults."""
     return "\n".join(_lines(given))
 
 
@@ -155,5 +155,5 @@ def _lines(given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _toml(value: Any) -> str:
-    """A string, number or boolean. JSON's are TOML's, if only escapes of ASCII are used."""
+    """A string, number or boolean in TOML. JSON has the same form, if only ASCII characters are escaped."""
     return json.dumps(value, ensure_ascii=False)

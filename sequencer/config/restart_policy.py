@@ -1,9 +1,10 @@
 """When a node's child process is started again, and in which order children stop.
 
 Pure: events and the time go in, actions come out. Invariants:
-- A child that ended is started again, after a pause that doubles while it ends soon after each start. There
-  is no pause after a reset of the cluster. If its exit status says that a restart cannot help, the other
-  children are stopped, and the node ends with that status.
+- A child that ended is started again after a pause. The pause doubles as long as the child ends soon after
+  each
+  start. There is no pause after a reset of the cluster. If the exit status of the child shows that a restart
+  cannot help, the other children are stopped, and the node ends with that status.
 - Children stop one after the other, the last of `children` first: each gets SIGTERM, and SIGKILL after a time
   limit. Once stopping has started, nothing is started.
 """
@@ -120,7 +121,7 @@ class RestartPolicy:
         return self.tick(now_s)
 
     def ended(self, name: str, status: int, now_s: float) -> list[Action]:
-        """A child ended, or could not be started. `status` is negative for a signal."""
+        """Handle the end of a child, or a failed start. `status` is negative for a signal."""
         child = self._children[name]
         child.is_running, child.kill_at_s = False, None
         if self._is_stopping:
@@ -137,7 +138,7 @@ class RestartPolicy:
         return []
 
     def stop(self, now_s: float) -> list[Action]:
-        """The node must end. Repeated calls change nothing: some systems send every signal twice."""
+        """Stop the node. Repeated calls change nothing: some systems send every signal twice."""
         if self._is_stopping:
             return []
         self._is_stopping = True
@@ -146,7 +147,7 @@ class RestartPolicy:
         return self._stop_next(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Do what is due."""
+        """Return the actions that are due."""
         actions: list[Action] = []
         for name, child in self._children.items():
             if child.start_at_s is not None and child.start_at_s <= now_s:

@@ -2,9 +2,10 @@
 
     starting ── snapshot ── commands ── copying ── merging ── ready     data-hung, unreachable: silent
 
-Each process of a node reports its part: control how far Raft's log is applied, data how far the merged log
-goes. Invariant: a node is in the first phase that it has not completed. A ready node returns to a phase after
-it was behind for `PATIENCE_NS`: a new entry elsewhere is no lag.
+Each process of a node reports its part: the control process reports how far Raft's log is applied, the data
+process reports how far the merged log extends. Invariant: a node is in the first phase that it has not
+completed. A ready node that was behind for `PATIENCE_NS` returns to an earlier phase. A new entry on another
+node alone is no lag.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Final, NamedTuple
 STARTING: Final = "starting"
 """No leader was known yet, or the data process is not connected."""
 SNAPSHOT: Final = "snapshot"
-"""Receives a snapshot; in bytes."""
+"""The node receives a snapshot. Progress is in bytes."""
 COMMANDS: Final = "commands"
-"""Applies committed commands; in indices of Raft's log."""
+"""The node applies committed commands. Progress is in indices of Raft's log."""
 COPYING: Final = "copying"
-"""Copies or repairs merged bytes from peers; in positions."""
+"""The node copies or repairs merged bytes from peers. Progress is in positions."""
 MERGING: Final = "merging"
-"""Is behind in merging; in positions."""
+"""The node is behind in merging. Progress is in positions."""
 READY: Final = "ready"
 DATA_HUNG: Final = "data-hung"
 """The data process has reported nothing for too long."""
@@ -39,9 +40,10 @@ class Phase(NamedTuple):
 
 
 class LagDetector:
-    """Whether a follower keeps up with a moving end.
+    """Tracks whether a follower keeps up with an end that moves.
 
-    It does after it reached an end that was reported, until it has not reached one for `PATIENCE_NS`.
+    The follower keeps up after it has reached a reported end. It is behind when it has not reached one for
+    `PATIENCE_NS`.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class LagDetector:
         self.is_behind = True
 
     def update(self, done: int, end: int, now_ns: int) -> bool:
-        """Whether it is behind, now at `done`, with the end at `end`."""
+        """Return whether the follower is behind. It is now at `done`, and the end is at `end`."""
         if self._goal is None:
             self._goal, self._since_ns = end, now_ns
         if done >= self._goal:
@@ -71,11 +73,11 @@ class MergedLogView(NamedTuple):
     copied: Phase | None = None
     """Progress of a copy from peers."""
     is_cut_off: bool = False
-    """It cannot continue without peers: bytes are missing or corrupt."""
+    """Whether the node cannot continue without peers, because bytes are missing or corrupt."""
 
 
 class DataPhases:
-    """The part of the data process."""
+    """Determines the phase of the data process."""
 
     def __init__(self) -> None:
         self._lag = LagDetector()
@@ -99,7 +101,7 @@ class RaftLogView(NamedTuple):
     is_led: bool
     applied: int
     committed: int
-    """As the leader last reported."""
+    """The commit index that the leader last reported."""
     is_caught_up: bool
     """Everything that earlier terms committed is applied, and this node's disk counts."""
     received: tuple[int, int] | None = None

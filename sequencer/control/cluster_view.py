@@ -19,7 +19,9 @@ from sequencer.state.feature_level import LATEST, MemberLevel, member_level
 UNREACHABLE_NS: Final = 5 * 10**9
 """A node that sent no summary for this long is unreachable, even if it is connected."""
 OFFSETS: Final = 10
-"""Summaries whose clock is compared, over 5 s. A delay on the way only makes a clock look late."""
+"""Number of summaries of a node whose clocks are compared; they cover 5 s. A delay on the way only makes a
+clock look late.
+"""
 
 
 class ClusterView:
@@ -59,8 +61,8 @@ class ClusterView:
     ) -> pb.Standing:
         """The message for the data process.
 
-        `members`: the committed list. `accepts_sessions`: this node knows of all fences, and its disk counts.
-        `joined`: the gRPC address with which each member joined, for those that do not report.
+        `members`: the committed list. `accepts_sessions`: whether this node knows all fences and its disk
+        counts. `joined`: the gRPC address with which each member joined, for members that do not report.
         """
         standing = pb.Standing(
             node=self._name,

@@ -24,9 +24,9 @@ from sequencer.state.operations.membership import SettleMembers
 
 
 class LeaderLoop:
-    """`members`: the first list; `members_version`: that of the committed one. `configured`: the replicated
-    settings in this node's configuration. `member_levels` returns what each member reported of its program,
-    at a time of the monotonic clock.
+    """`members`: the first list of members. `members_version` returns the version of the committed list.
+    `configured`: the replicated settings in this node's configuration. `member_levels` returns what each
+    member reported about its program, at a time of the monotonic clock.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LeaderLoop:
         self._member_levels = member_levels
         self._leader: Leader | None = None
         self._proposals: LeaderProposals | None = None
-        """Of this term."""
+        """The proposals of this term."""
         self._term = 0
         self._is_due = False
 
@@ -59,7 +59,9 @@ class LeaderLoop:
         self._term = leadership.term
 
     def on_members(self, members: Members) -> None:
-        """Another list of members is committed. Majorities are others now, so planning starts again."""
+        """Handle a newly committed list of members. Majorities are different now, so planning starts
+        again.
+        """
         self._members = members
         if self._leader is None or self._proposals is None:
             return
@@ -81,7 +83,9 @@ class LeaderLoop:
         )
 
     def on_restored(self) -> None:
-        """The state was replaced: its `Leader` must not plan. The next leadership makes another one."""
+        """Stop planning with the current `Leader`, because its state was replaced. The next leadership makes
+        another one.
+        """
         self._leader = None
 
     def on_report(self, node: str, report: pb.Report) -> None:
@@ -99,7 +103,7 @@ class LeaderLoop:
                 self._call_soon(self._plan)
 
     def on_merged(self, node: str, instruction: int) -> None:
-        """A node, maybe a learner, has merged durably up to an instruction."""
+        """Record that a node has merged durably up to an instruction. The node may be a learner."""
         if self._leader is not None:
             self._leader.member_steps.on_merged(node, instruction)
 

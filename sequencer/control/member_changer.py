@@ -33,12 +33,14 @@ class MemberChanger:
         """Why the last step was refused for now; empty: it was not."""
 
     def carry_out(self, step: MemberStep | None, number: int, raft: Raft) -> None:
-        """Start `step` of request `number`, unless one is in flight. Repeat it until it is applied.
+        """Start `step` of request `number`, unless a step is in flight. The caller repeats the call until the
+        step is applied.
 
-        None: this node does not lead, no step may be taken now, or nothing is requested (`number` 0).
+        `step` is None if this node does not lead, if no step may be taken now, or if nothing is requested
+        (`number` 0).
         """
         if step is None and self._in_flight is None:
-            self.refused = ""  # Something else is waited for.
+            self.refused = ""  # The change waits for something else.
         if step is None or self._in_flight is not None or time.monotonic_ns() < self._again_ns:
             return
         if isinstance(step, SettleMembers):
@@ -47,7 +49,7 @@ class MemberChanger:
         self._again_ns = time.monotonic_ns() + AGAIN_NS
         logger.info("member_step_started request=%d step=%s", number, step)
         if isinstance(step, TransferLeadership):
-            # It waits for the consensus thread.
+            # `transfer_leadership` waits for the consensus thread.
             threading.Thread(
                 target=raft.transfer_leadership, args=(TRANSFER_S,), name="leadership transfer", daemon=True
             ).start()

@@ -1,8 +1,8 @@
 """Messages between nodes beside consensus: reports, summaries, and requests of the leader.
 
 Used by the consensus thread only. Invariants:
-- A node carries out requests only of the node that it knows as the leader. It accepts reports and summaries
-  of every node.
+- A node carries out requests only from the node that it knows as the leader. It accepts reports and summaries
+  from every node.
 - The leader uses the same calls for its own node. They do not use the network.
 - A message may be lost. The sender repeats it if it matters.
 """
@@ -47,7 +47,7 @@ class PeerMessenger:
         self.leader: str | None = None
         """The leader as this node knows it."""
 
-    # To the leader, and to all
+    # Messages to the leader, and to all nodes
 
     def send_report(self, report: pb.Report) -> bool:
         """Send to the leader; one must be known. False if it is not connected."""
@@ -63,17 +63,17 @@ class PeerMessenger:
         for peer in self.peers:
             self._send_message(peer, pb.Told(summary=summary))
 
-    # From a leader that is here
+    # Messages of the leader, if this node leads
 
     def request_full_report(self, node: str) -> None:
-        """The node's reports are incomplete for the leader."""
+        """Request a full report, because the node's reports are incomplete for the leader."""
         if node == self._name:
             self._call_soon(self._on_full_report_requested)  # The leader is handling a report now.
         else:
             self._send_message(node, pb.Told(again=pb.ReportAgain()))
 
     def request_fetch(self, request: FetchRequest) -> None:
-        """The node must fetch bytes that another node holds."""
+        """Request that a node fetches bytes that another node holds."""
         fetch = pb.Fetch(
             session_id=request.session_id,
             run=request.run,
@@ -87,7 +87,7 @@ class PeerMessenger:
             self._send_message(request.node, pb.Told(fetch=fetch))
 
     def report_divergence(self, found: Divergence) -> None:
-        """The node merged something else than the others, and must stop."""
+        """Report that a node merged something else than the other nodes. That node must stop."""
         logger.critical(
             "merged_logs_differ node=%s instruction=%d got=%#010x expected=%#010x",
             *(found.node or "this one", found.instruction, found.got, found.wanted),
@@ -98,7 +98,7 @@ class PeerMessenger:
         else:
             self._send_message(found.node, pb.Told(differs=differs))
 
-    # From the others
+    # Messages from other nodes
 
     def on_message(self, peer: str, content: bytes) -> None:
         try:

@@ -69,7 +69,9 @@ class ControlProcess:
         self._leadership = Leadership(None, 0, False)
         self._is_attached = False
         self._is_over = False
-        """The epoch has ended here. The data process gets nothing more of it."""
+        """Whether the epoch has ended on this node. If so, the data process gets nothing more of this
+        epoch.
+        """
         self._disk = b""
         """The data process's disk id, once it has reported it."""
         self._data_silence = SilenceDetector()
@@ -161,10 +163,10 @@ class ControlProcess:
             self._tick_due_ns = now_ns + TICK_NS
             self._call_soon(self._tick)
 
-    # On the consensus thread, like everything below: from the data process
+    # Everything below runs on the consensus thread. Messages from the data process
 
     def _on_data(self, content: bytes) -> None:
-        """Handle the message in the round's turn, not while the network is polled."""
+        """Handle the message when the round runs its calls, not while the network is polled."""
         self._call_soon(lambda: self._on_data_message(content))
 
     def _on_data_message(self, content: bytes) -> None:
@@ -215,7 +217,7 @@ class ControlProcess:
             if reset.epoch == epoch + 1:
                 self._consensus.reset(content)
         elif reset.epoch == forced_number(epoch):
-            # Do not send what is applied on the way: it counts when the forced epoch is durable.
+            # Do not send commands that are applied meanwhile: they count when the forced epoch is durable.
             was_attached, self._is_attached = self._is_attached, False
             why = self._why_not_forced(content, reset)
             if why:
@@ -223,14 +225,14 @@ class ControlProcess:
                 self._send(pb.ToData(reset_refused=pb.ResetRefused(request=reset.request, why=why)))
 
     def _why_not_forced(self, content: bytes, reset: ResetCluster) -> str:
-        """Force an epoch. Returns why it was refused, or "" if it has started."""
+        """Force an epoch. Return why it was refused, or "" if it has started."""
         if reset.forced_by != self._config.name:
             return f"The request names {reset.forced_by}, not this node."
         if self._leadership.leader:
             return "There is a leader."
         return str(self._consensus.force(content) or "")
 
-    # From consensus
+    # Events from consensus
 
     def _on_applied(self, index: int, content: bytes, command: Command, outcome: Outcome) -> None:
         if isinstance(outcome, RangesMerged):
@@ -240,7 +242,8 @@ class ControlProcess:
             for session_id in outcome.session_ids:
                 self._reporter.holdings.remove_session(session_id)
         if isinstance(outcome, ClusterReset):
-            # Files are changed when the next epoch is durable: its snapshot carries the reset.
+            # Files are changed later, when the next epoch is durable: the snapshot of that epoch carries the
+            # reset.
             self._send_cluster_view(is_resetting=True)
             self._is_over, self._is_attached = True, False
         if self._is_attached:
@@ -264,13 +267,15 @@ class ControlProcess:
         self._send_cluster_view()
 
     def _on_members(self, members: Members) -> None:
-        """Another list of members is committed, or the first one is known: maybe while Raft is opened."""
+        """Handle a newly committed list of members, or the first list that is known. It may be called while
+        Raft is opened.
+        """
         self._members = members
         self._messenger.peers = sorted(members.keys() - {self._config.name})
         self._leader_loop.on_members(members)
         self._send_cluster_view()
 
-    # From nodes, also from this one
+    # Messages from nodes, including this one
 
     def _on_summary(self, node: str, summary: pb.Summary) -> None:
         self._cluster_view.on_summary(node, summary, time.monotonic_ns(), time.time_ns())
@@ -343,7 +348,7 @@ class ControlProcess:
             address = self._address if has_address else ""
             self._propose(encode_command(JoinDisk(self._config.name, self._disk, address)))
 
-    # To the data process
+    # Messages to the data process
 
     def _send_snapshot(self) -> None:
         if self._is_attached:

@@ -1,11 +1,11 @@
-"""What this node's data process holds durably, and the reports about it to the leader.
+"""The data that this node's data process holds durably, and the reports about it to the leader.
 
 Used by the consensus thread only. Invariants:
 - A leader that received every report since a full one knows every batch boundary after the merged end. In a
   long backlog it knows one boundary for each `COARSE_BYTES`, the same one on all nodes.
 - After a lost report the next one is full. So is the first report to another leader.
-- Nothing is reported of a disk that has not joined: the leader would take it for the previous disk, which may
-  have held more.
+- Nothing is reported about a disk that has not joined. Otherwise the leader would confuse it with the
+  previous disk, which may have held more.
 """
 
 from __future__ import annotations
@@ -67,19 +67,20 @@ class DurableEnds:
     def __init__(self, boot: bytes) -> None:
         self.boot = boot
         self.data_status = DataStatus()
-        # By session id first: what is merged of one session costs nothing of the others.
+        # By session id first, so that a merge of one session costs nothing for the other sessions.
         self._held: dict[int, dict[SegmentKey, _Held]] = {}
         self._announced: dict[int, dict[int, pb.SessionEnd]] = {}
         self._finals: dict[int, dict[int, pb.SessionEnd]] = {}
         self._news: dict[SegmentKey, None] = {}
         self._connected: list[int] = []
         """Sessions whose publishers are connected; empty after it was reported."""
-        # Random: a control process that starts again must not continue the reports of the one before.
+        # Random, so that a restarted control process does not continue the report sequence of the previous
+        # one.
         self._sequence = secrets.randbits(62)
         self._is_full = True
         self._joins = 0
 
-    # From the data process
+    # Reports of the data process
 
     def handle_report(self, report: pb.DataReport) -> None:
         """Raises `rt.FormatError`."""
@@ -110,7 +111,7 @@ class DurableEnds:
             self.data_status.disk_free_bytes = report.disk_free_bytes
 
     def clear_disk(self) -> None:
-        """The data process has not reported its disk for too long."""
+        """Clear the disk usage, because the data process has not reported its disk for too long."""
         self.data_status.disk_bytes = self.data_status.disk_free_bytes = 0
 
     def prune_before(self, end: SessionEnd) -> None:
@@ -135,12 +136,12 @@ class DurableEnds:
         self._announced.pop(session_id, None)
         self._finals.pop(session_id, None)
 
-    # To the leader
+    # Reports to the leader
 
     def require_full_report(self) -> None:
         """Make the next report a full one: the leader knows nothing about this node."""
         self._is_full = True  # The sequence goes on, so that the loss of this report is noticed, too.
-        # The segments with which ends were reported first may be merged by now.
+        # The segments with which these ends were first reported may be merged by now.
         for kind in (self._announced, self._finals):
             for session_id, ends in kind.items():
                 segments = self._held.setdefault(session_id, {})
@@ -152,7 +153,7 @@ class DurableEnds:
                 self._news[key] = None
 
     def report(self, clock_ns: int) -> pb.Report:
-        """The next part of what the leader does not know. More remains while `has_news`."""
+        """Return a report with the next part of the news for the leader. More remains while `has_news`."""
         report = pb.Report(
             boot=self.boot,
             sequence=self._sequence,
@@ -189,7 +190,7 @@ class DurableEnds:
 
     @property
     def has_news(self) -> bool:
-        """Whether the leader does not know everything."""
+        """Whether there is something that the leader does not know."""
         return bool(self._news)
 
     def _thin_out(self, held: _Held) -> None:
@@ -212,7 +213,7 @@ REPORT_NS: Final = 200 * 10**6
 DISK_NS: Final = 6 * 10**9
 """The reported disk usage is valid for this long, several times the interval at which it is reported."""
 IDLE_REPORT_NS: Final = 10**9
-"""Time between reports without news: the leader needs the clock."""
+"""Time between reports without news. They are sent because the leader needs the clock."""
 
 
 class Reporter:
@@ -236,7 +237,7 @@ class Reporter:
         """Monotonic time of the next report."""
 
     def attach(self, boot: bytes) -> None:
-        """A data process started. Nothing is reported before."""
+        """Handle the start of a data process. Nothing is reported before the first start."""
         self.holdings = DurableEnds(boot)
 
     def handle_report(self, report: pb.DataReport) -> None:
@@ -246,7 +247,7 @@ class Reporter:
             self._disk_ns = time.monotonic_ns()
 
     def report_all(self) -> None:
-        """The leader knows nothing about this node: send a full report."""
+        """Send a full report, because the leader knows nothing about this node."""
         self.holdings.require_full_report()
         self.report()
 

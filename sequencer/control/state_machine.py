@@ -28,15 +28,17 @@ from sequencer.state.write_plan import WritePlan, decode_write_plan, encode_writ
 
 _LENGTH: Final = struct.Struct("<I")
 TAIL_BYTES_MAX: Final = 2 << 30
-"""Plans older than this many merged bytes are dropped: a node that needs them copies the bytes from others.
-It is twice the leader's limit, which ensures that a majority has them durably.
+"""Plans older than this many merged bytes are dropped. A node that needs them copies the bytes from other
+nodes. The limit is twice the leader's limit. This ensures that a majority has the bytes durably.
 """
 
 logger = logging.getLogger("sequencer")
 
 
 class TailEntry:
-    """A write plan in the tail, encoded when a snapshot first needs it: most plans never are."""
+    """A write plan in the tail. It is encoded when a snapshot first needs it, because most plans are never
+    encoded.
+    """
 
     __slots__ = ("_content", "_plan", "instruction", "total_bytes")
 

@@ -1,7 +1,8 @@
-"""Runs operators' requests from any node: each is executed once while the caller waits, or never.
+"""Runs operators' requests from any node: each request is executed once while the caller waits, or never.
 
-For one event loop. `run` returns the outcome, also a rejection, or it raises and says whether the request may
-have been executed. A request is not executed later (`sequencer.state.operations.operator_requests`).
+For one event loop. `run` returns the outcome, which may be a rejection. If `run` raises, the error shows
+whether the request may have been executed. A request is not executed later
+(`sequencer.state.operations.operator_requests`).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class CommandClient:
     async def run(self, operation: Operation, *, timeout_s: float = TIMEOUT_S) -> Outcome:
         """Execute an operation within `timeout_s` and return its outcome, which may be `CommandRejected`.
 
-        `rt.Timeout` if it was not executed, or if that is unknown. `Unreachable` before the node has joined
-        its cluster, and while it knows no leader.
+        `rt.Timeout` if the operation was not executed, or if it is unknown whether it was executed.
+        `Unreachable` if the node has not joined its cluster yet, or if it knows no leader.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -64,7 +65,7 @@ class CommandClient:
             if outcome.may_be_done:
                 hint = "Check whether it was executed before you try again."
                 raise _late(operation, "was too late", timeout_s, hint)
-            # The leader's clock was ahead of this node's: the state knows the leader's now.
+            # The leader's clock was ahead of this node's clock. The state has the leader's time now.
             if time.monotonic() >= deadline:
                 raise _late(operation, "was too late", timeout_s, "Nothing was changed. Try again.")
 

@@ -1,8 +1,8 @@
 """Checks that a node's data directories belong to the node's line of epochs, before anything is opened.
 
-After a forced reset the cluster continues with one node's data. Other directories may hold more, or other
-bytes at the same offsets, which a comparison of sizes does not find. So a directory records its last forced
-reset, and a directory of another one is not used.
+After a forced reset the cluster continues with one node's data. Other directories may hold more bytes, or
+other bytes at the same offsets. A comparison of sizes does not find this. So a directory records its last
+forced reset, and a directory that records another forced reset is not used.
 
     the file `force` beside the session replicas: request id of the forced reset, 16 bytes, and its CRC-32C
 """
@@ -41,8 +41,8 @@ class EpochGuard:
     def check(self, state: SequencerState) -> None:
         """Check that the directories may be used with this state. Storage errors.
 
-        `rt.ClusterMismatch` if a forced reset continued without this data. If the disk had not joined before
-        that reset, it promised nothing: its data is moved aside.
+        `rt.ClusterMismatch` if the cluster continued without this data after a forced reset. If the disk had
+        not joined before that reset, it promised nothing, so its data is moved aside.
         """
         force = state.force
         wanted = b"" if force is None else force.request
@@ -72,7 +72,9 @@ class EpochGuard:
         return sorted(name for name in os.listdir(self._sessions) if name.isdecimal())
 
     def _set_aside(self, request: bytes) -> None:
-        """Move the data aside, one rename each. After a crash the next start moves the rest."""
+        """Move the data aside, with one rename for each directory. After a crash the next start moves the
+        rest.
+        """
         aside = os.path.join(os.path.dirname(self._merged), f"before-{request.hex()}")
         with storage_errors(aside, "moving aside data from before a forced reset"):
             REAL.make_directory(aside)

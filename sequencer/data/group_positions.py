@@ -1,12 +1,13 @@
-"""The positions of groups: holds that are moved for several members, and are read back by them.
+"""The positions of groups: holds that several members move and read back.
 
 For one event loop. Invariants:
 - `acknowledge` returns when the state of this node has every requested position, or a later one.
-- A position that is acknowledged again, or late, moves nothing back.
-- At most one read is proposed at a time. All calls that come meanwhile share the next one, so however many
-  clients ask, the consensus has one command per round trip for them.
-- After `catch_up` this node's state has everything that was committed before the call. A member that read the
-  positions of a node that lags would handle messages again, or create a group that exists, further on.
+- A position that is acknowledged again, or late, moves no hold back.
+- At most one read is proposed at a time. All calls that arrive meanwhile share the next read. So consensus
+  has one command per round trip for them, for any number of clients.
+- After `catch_up` this node's state has everything that was committed before the call. If a member read the
+  positions of a node that lags, it would handle messages again, or create an existing group at a later
+  position.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ PROPOSE_AGAIN_S: Final = 1.0
 """A position that is not applied after this time is proposed again: it may have been lost."""
 TIMEOUT_S: Final = 10.0
 _NOBODYS: Final = (HeldLease("group/read", TOKEN_END - 1),)
-"""A lease that is never granted: its release changes nothing, but is committed after what came before."""
+"""A lease that is never granted. Its release changes nothing, but is committed after all earlier commands."""
 _HINT: Final = (
     "Try again. If there are too many holds, release those of retired subscribers: POST /release-hold."
 )
 
 
 class _Read:
-    """It is applied after everything that was committed before it was proposed."""
+    """A read. It is applied after everything that was committed before it was proposed."""
 
     def __init__(self) -> None:
         self.command = ReleaseLeases(os.urandom(REQUEST_BYTES), "group", _NOBODYS)
@@ -51,9 +52,9 @@ class GroupPositions:
         self._refused: dict[tuple[str, int], str] = {}
         """By name and position: why a hold was refused, for the calls that wait for it."""
         self._read: _Read | None = None
-        """The one that is proposed."""
+        """The read that is proposed."""
         self._next_read: _Read | None = None
-        """It is proposed when that one is applied."""
+        """The next read. It is proposed when `_read` is applied."""
         self._read_proposed_s = 0.0
         self._waiting = 0
         self._changed = asyncio.Event()
@@ -87,7 +88,9 @@ class GroupPositions:
         return epoch, b"" if state.force is None else state.force.request, run_starts(state)
 
     async def catch_up(self) -> None:
-        """Return when this node has applied what was committed before. `rt.Timeout`: no majority was seen."""
+        """Return when this node has applied everything that was committed before the call. `rt.Timeout` if no
+        majority was seen.
+        """
         self._state()
         read = self._join_read()
         try:
@@ -106,7 +109,9 @@ class GroupPositions:
             ) from None
 
     def _join_read(self) -> _Read:
-        """A read that was not proposed before this call. The one in progress may not cover the call."""
+        """Return a read that was not proposed before this call, because the read in progress may not cover
+        the call.
+        """
         if self._read is None:
             read = self._read = _Read()
             self._propose_read()
@@ -128,8 +133,8 @@ class GroupPositions:
     async def acknowledge(self, positions: Mapping[str, int]) -> None:
         """Move these positions forward.
 
-        `rt.Overloaded`: the cluster has as many holds as it allows. `rt.ProtocolViolation`: its log ends
-        before a position. `rt.Timeout`: no decision was seen; the positions may have moved.
+        `rt.Overloaded` if the cluster has as many holds as it allows. `rt.ProtocolViolation` if its log ends
+        before a position. `rt.Timeout` if no decision was seen; the positions may have moved.
         """
         self._waiting += 1
         try:
@@ -178,7 +183,7 @@ class GroupPositions:
         return Overloaded(why, hint=_HINT)
 
     def _left(self, positions: Mapping[str, int]) -> dict[str, int]:
-        """Those that the state does not have yet."""
+        """The positions that the state does not have yet."""
         holds = self._state().holds
         return {
             name: position

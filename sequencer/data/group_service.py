@@ -1,4 +1,4 @@
-"""The gRPC service `Groups`: checks whose positions a client may move.
+"""The gRPC service `Groups`: checks which positions a client may move.
 
 Invariants:
 - A client moves and sees only positions that start with the name in its certificate and `~`.
@@ -77,7 +77,9 @@ class GroupService:
 
 
 def _check_epoch(forced: bytes, known: bytes) -> None:
-    """`rt.Fenced` unless the positions are of this log, which a forced reset may have taken back."""
+    """Check that the positions are of this log, because a forced reset may have taken the log back.
+    `rt.Fenced` if they are not.
+    """
     if forced != known:
         raise Fenced(
             "a reset of the cluster was forced since the positions were read",

@@ -2,8 +2,8 @@
 
 This happens when the data process starts, before it opens anything. A running data process that learns of a
 hard reset ends and is started again. The merged log is trimmed first, which makes room on a full disk. Then
-the messages that are deleted without having been merged are recorded durably, completion last. So after a
-crash the next start finishes the reset and deletes nothing newer.
+the messages that are deleted although they were not merged are recorded durably. The completion of the reset
+is recorded last. So after a crash the next start finishes the reset and deletes nothing newer.
 
     the file `cleared` beside the session replicas, JSON:
     {"epoch", "is_done", "dropped": [[session, id, X, first, end], ...]}
@@ -70,7 +70,7 @@ class HardResetter:
         return 0 if durable is None else durable.end
 
     def is_due(self, state: SequencerState) -> bool:
-        """Whether the cluster had a hard reset that these directories have not."""
+        """Whether the cluster had a hard reset that was not executed on these directories."""
         done = self.done
         return state.cleared is not None and (done.epoch, done.is_done) < (state.cleared.epoch, True)
 
@@ -81,7 +81,7 @@ class HardResetter:
         self._trim(state.cluster, cleared)
         if self.done.epoch < cleared.epoch:
             found = {(one.session_id, one.run): one for one in self._unmerged(state, cleared)}
-            # What an earlier reset that did not end here has deleted, too.
+            # Include the messages that an earlier, unfinished reset has deleted here.
             before = () if self.done.is_done else self.done.dropped
             both = {(one.session_id, one.run): one for one in before} | found
             self._record(HardResetRecord(cleared.epoch, False, tuple(both.values())))
@@ -120,7 +120,7 @@ class HardResetter:
             return 0
 
     def _trim(self, cluster: bytes, cleared: ClearedRange) -> None:
-        """Trim the merged log. If it is corrupt, or the disk too full to record that, it is deleted."""
+        """Trim the merged log. Delete it if it is corrupt, or if the disk is too full to record the trim."""
         if not is_log_directory(REAL, self._merged):
             return
         begin = SegmentId(cleared.epoch, 0)

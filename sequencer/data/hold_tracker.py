@@ -49,7 +49,9 @@ class RequestedHolds:
         return len(self._requested)
 
     def record(self, name: str, position: int) -> bool:
-        """A subscriber acknowledged a position. False if too many subscribers are pending."""
+        """Record a position that a subscriber acknowledged. Return False if too many subscribers are
+        pending.
+        """
         request = self._requested.get(name)
         if request is not None:
             request.position = max(request.position, position)
@@ -74,7 +76,7 @@ class RequestedHolds:
         return found
 
     def forget(self, name: str) -> None:
-        """An operator released the hold."""
+        """Forget the pending position, because an operator released the hold."""
         self._requested.pop(name, None)
 
     def put_off(self, name: str, until_s: float) -> bool:
@@ -103,15 +105,18 @@ class HoldTracker:
         """The subscribers that wait for their first hold."""
 
     def on_acknowledged(self, name: str, position: int) -> None:
-        """A subscriber with a certificate of that name has processed everything below `position`."""
+        """Record that a subscriber with a certificate of that name has processed everything below
+        `position`.
+        """
         if not self._requested.record(name, position):
             logger.warning("hold_not_recorded name=%s position=%d", name, position)
             self._refuse(name, f"the holds of {NAMES_MAX} subscribers are pending")
 
     async def confirm(self, name: str) -> None:
-        """Wait until the state has a first hold for a subscriber that acknowledged, or refuses it.
+        """Wait for the first hold of a subscriber that acknowledged: until the state has the hold or refuses
+        it.
 
-        Returns after `CONFIRM_S` at the latest, with a warning.
+        After `CONFIRM_S`, log a warning and return.
         """
         try:
             async with asyncio.timeout(CONFIRM_S):
@@ -119,7 +124,7 @@ class HoldTracker:
                     self.propose_due(time.monotonic())
                     await self._confirmed.setdefault(name, asyncio.Event()).wait()
         except TimeoutError:
-            self._answer(name)  # Another call of that name waits on.
+            self._answer(name)  # Other calls of that name wake up and continue to wait.
             logger.warning("hold_not_confirmed name=%s seconds=%g", name, CONFIRM_S)
 
     def _answer(self, name: str) -> None:
@@ -167,7 +172,7 @@ class HoldTracker:
     def propose_due(self, now_s: float) -> None:
         state = self._follower.state
         if state is None or not any(state.cluster) or not self._follower.standing.leader:
-            return  # Without a leader a proposal waits, and is applied when it is out of date.
+            return  # Without a leader a proposal would wait, and be outdated when applied.
         for name, position in self._requested.due(state.holds, state.position, now_s):
             self._propose(commands.HoldPosition(name, position, time.time_ns()))
 

@@ -1,4 +1,4 @@
-"""The two HTTP ports of a node: REST with certificates, and health and metrics without.
+"""The two HTTP ports of a node: REST with certificates, and health and metrics without certificates.
 
 For one event loop. `snapshot` copies everything that may change, so that answers can be made in a thread.
 """
@@ -130,10 +130,10 @@ class HttpServers:
             ),
             "health": Dispatcher(public, self.snapshot, self._pool, stream=None),
         }
-        """By port."""
+        """The dispatcher of each port, by the name of the port."""
         self._runners: list[web.ServerRunner] = []
         self.listeners: Final[dict[str, HttpListener]] = {}
-        """By name, "rest" and "health"; a port that is 0 has none."""
+        """The listener of each port, by name: "rest" and "health". If the port is 0, it has no listener."""
 
     async def start(self) -> None:
         """Serve. A port that is in use is tried again and stops nothing else."""
@@ -186,7 +186,7 @@ class HttpServers:
             self._contexts.refresh(loop.time())
             if self._contexts.loaded.server is not described:
                 described = self._contexts.loaded.server
-                with contextlib.suppress(CertificateError):  # During a rotation.
+                with contextlib.suppress(CertificateError):  # Loading may fail during a rotation.
                     loaded = await loop.run_in_executor(self._pool, self._tls.load)
                     self._certificate_end_s = loaded.not_after.timestamp()
             await asyncio.sleep(POLL_S)

@@ -1,7 +1,7 @@
 """Requests for leases and their tables on any node: each is proposed until its outcome is applied here.
 
 For one event loop. `run`, `write` and `post` return the decision about this request, or raise. After an error
-the request may have been granted, or may still be: a request with the same id gets the same answer.
+the request may have been granted, or may be granted later. A request with the same id gets the same answer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PROPOSE_AGAIN_S: Final = 1.0
 """A request that is not applied after this time is proposed again: it may have been lost."""
 TIMEOUT_S: Final = 10.0
 WAITING_MAX: Final = 64
-"""Maximum number of requests for leases in progress, of writes to their tables, and of requests to their
-owners. Each may take 64 KiB of the Raft log. They are counted apart: the others, however many, must not keep
-leases from being renewed.
+"""Maximum number of requests in progress, counted separately for requests for leases, for writes to their
+tables, and for requests to their owners. Each may take 64 KiB of the Raft log. They are counted separately
+because the other kinds must not keep leases from being renewed.
 """
 
 _LEASES: Final = "lease requests"
@@ -41,7 +41,7 @@ _ROOM_HINT: Final = "Other leases must be released or expire first."
 LeaseCommand: TypeAlias = AcquireLeases | RenewLeases | ReleaseLeases
 AnyCommand: TypeAlias = LeaseCommand | WriteTable | PostRequest
 Key: TypeAlias = LeaseCommand | tuple[bytes, int] | bytes
-"""What a request is known by. Two that are equal get one answer."""
+"""The key that identifies a request. Two requests with equal keys get one answer."""
 
 
 class LeaseManager:
@@ -60,7 +60,7 @@ class LeaseManager:
                 waiting.set_result(outcome)
 
     def state(self) -> SequencerState:
-        """The applied state; `Unreachable` unless this node gets what is committed."""
+        """The applied state; `Unreachable` if this node does not receive committed commands."""
         state = self._follower.joined_state
         if not (self._is_up() and self._follower.standing.leader and self._follower.is_caught_up):
             raise Unreachable("this node knows no leader", hint=NO_LEADER_HINT)

@@ -24,7 +24,9 @@ class PhaseReporter:
         self._phases = DataPhases()
 
     async def run(self) -> None:
-        """Report each change, and every `DISK_S`: a control process that restarted knows nothing."""
+        """Report the phase after each change, and also every `DISK_S`, because a restarted control process
+        knows nothing.
+        """
         reported: Phase | None = None
         reported_s = 0.0
         while True:
@@ -35,7 +37,7 @@ class PhaseReporter:
             await asyncio.sleep(POLL_S)
 
     def poll(self, now_ns: int) -> Phase:
-        """Where this process is now."""
+        """The current phase of this process."""
         state, merger = self._follower.state, self._merged_log.merger
         if state is None or merger is None:
             return self._phases.update(None, now_ns)

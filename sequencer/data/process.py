@@ -133,8 +133,8 @@ class DataProcess:
         self.lease_manager = LeaseManager(follower, self.commands.propose, lambda: self.link.is_up)
         self.group_positions = GroupPositions(self.lease_manager.state, self.commands.propose)
         self.known_nodes = NO_NODES
-        """The voters, for clients, once the list has changed."""
-        self._members_version = 0  # Of the list that this control process was told of.
+        """The voters that are reported to clients, once the list has changed."""
+        self._members_version = 0  # Version of the list that was reported to this control process.
         self.push_servicer: PushServicer | None = None
         self.pull_servicer: PullServicer | None = None
         self.hold_tracker = HoldTracker(follower, self.commands.propose, self._on_hold_refused)
@@ -213,10 +213,12 @@ class DataProcess:
         self.tasks.stopping.set()
 
     def _note_nodes(self) -> None:
-        """Let the clients learn the members, if they have changed, and the leader that they do."""
+        """Pass the members to the clients if they have changed, and report to the leader that the clients
+        learn them.
+        """
         nodes = self.follower.voters()
         if nodes is None or nodes.version < self.known_nodes.version:
-            return  # A control process that starts again has not applied the last list yet.
+            return  # A restarted control process has not applied the last list yet.
         if nodes != self.known_nodes:
             self.known_nodes = nodes
             for servicer in (self.push_servicer, self.pull_servicer):
@@ -256,7 +258,7 @@ class DataProcess:
         await self.replicas.close()
         self._pool.shutdown()
 
-    # From the session replicas, which are constructed before the parts that merge them
+    # Calls from the session replicas, which are constructed before the parts that merge them
 
     def _on_hold_refused(self, name: str, why: str) -> None:
         if self.pull_servicer is not None:
@@ -273,7 +275,7 @@ class DataProcess:
         with contextlib.suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(self.repair.repairer.on_corrupt, damaged)
 
-    # From and to the control process
+    # Messages from and to the control process
 
     def _hello(self) -> pb.DataHello:
         return pb.DataHello(boot=self._boot, instruction=self.merged_log.instruction, disk=self._disk)
@@ -303,7 +305,7 @@ class DataProcess:
     async def _prepare_for(self, epoch: int, state: SequencerState) -> None:
         """End the process, or open the merged log, before anything uses the state of a snapshot."""
         known = self.follower.epoch
-        if known and line_of(epoch) != line_of(known):  # Open streams gave it to their clients.
+        if known and line_of(epoch) != line_of(known):  # Open streams sent the known epoch to their clients.
             self._end(RestartLater("the cluster was reset by force: clients must connect again"))
         elif self.merger is None and any(state.cluster) and self._is_in_place(state):
             await self.merged_log.open(state.cluster)

@@ -1,12 +1,13 @@
-"""Commits what publishers promise (`max_silence`), and measures which are silent for longer.
+"""Commits the limits that publishers promise (`max_silence`), and measures which are silent for longer.
 
 For one event loop. Invariants:
-- That a publisher promised, and that it was closed in order, are facts of the replicated state: see
+- The replicated state records that a publisher promised a limit, and that it was closed in order: see
   `sequencer.state.run_lifecycle`. Only the time of silence is measured by each node for itself.
-- Time counts only while the node knows a leader and its process runs, and `RECOVERY_S` are left after a time
-  without a leader. So neither an election nor a node that was cut off or paused makes a publisher silent, and
-  elections do not hide one that is.
-- A node that starts knows nothing of the time before: it reports a publisher one limit after its start.
+- Time counts only while the node knows a leader and its process runs. After a time without a leader,
+  `RECOVERY_S` remain until a publisher counts as silent. So a publisher does not count as silent because of
+  an election, or because a node was cut off or paused. Elections do not hide a silent publisher.
+- A node that starts knows nothing about the time before its start. It reports a silent publisher one limit
+  after its start.
 - Without promises there is no work.
 """
 
@@ -26,14 +27,17 @@ from sequencer.state.session_commands import LimitSilence
 from sequencer.state.state import Session
 
 GRACE_S: Final = 4.0
-"""A message may take so long from its publisher to here: a program that publishes as often as it promised
-raises no alarm."""
+"""A message may take this long from its publisher to this node. So a program that publishes as often as it
+promised raises no alarm.
+"""
 RECOVERY_S: Final = 30.0
 """In this time after one without a leader, pushes connect again, and a node that was cut off catches up."""
 CONTROL_SILENT_S: Final = 2.0
-"""A control process that is silent for longer is stopped or gone: it reports every 500 ms."""
+"""A control process that is silent for longer is stopped or has ended: a running one reports every 500 ms."""
 PROPOSE_AGAIN_S: Final = 1.0
-"""A command that is not applied after this time may have been lost. A peer cannot cause more of them."""
+"""A command that is not applied after this time may have been lost. A peer cannot cause more than one command
+for a session in this time.
+"""
 
 
 class _Silence:
@@ -54,7 +58,9 @@ class PublisherSilence:
         self._proposed_s: dict[int, float] = {}
 
     def commit(self, hello: PushHello, limit: SilenceLimit) -> SilenceLimit | None:
-        """Have a limit committed. Returns it when nothing is left to commit; None: state it again later."""
+        """Have a limit committed. Return the limit when nothing is left to commit, or None if it must be
+        stated again later.
+        """
         state = self._follower.joined_state
         session = state.session_of(hello.session)
         if session is None or session.incarnation != hello.incarnation:
@@ -72,9 +78,9 @@ class PublisherSilence:
     def update(
         self, now_s: float, get_received_ns: Callable[[], Mapping[str, int]], control_silent_s: float = 0.0
     ) -> None:
-        """`get_received_ns` returns, by session, when bytes of it were last received here.
+        """`get_received_ns` returns for each session when its bytes were last received here.
 
-        `control_silent_s`: how long this node's control process, which knows the leader, has said nothing.
+        `control_silent_s`: how long this node's control process, which knows the leader, has been silent.
         """
         if self._proposed_s:
             recent = self._proposed_s.items()
@@ -88,7 +94,7 @@ class PublisherSilence:
         for session_id, silence in silences.items():
             session = state.sessions[session_id]
             merged = session.last_run, session.consumed, session.done
-            # Any other time than before: the clock may have been set back.
+            # Any change of this time counts, also to an earlier time: the clock may have been set back.
             received = received_ns.get(session.name, 0) or silence.received_ns
             silent_s = silence.detector.silent_s
             silence.detector.update(now_s)

@@ -56,7 +56,7 @@ class ResetService:
         self._propose, self._spawn = propose, spawn
         self._pending: _PendingReset | None = None
         self._ended_ns: dict[int, int] = {}
-        """By epoch: when this process saw its start."""
+        """By epoch: when this process saw the start of the epoch."""
 
     def status(self) -> ResetStatus:
         pending, last = self._pending, self._last
@@ -110,13 +110,13 @@ class ResetService:
             self._pending.is_under_way = True
 
     def on_changed(self) -> None:
-        """The state or this node's standing may have changed."""
+        """Handle a possible change of the state or of this node's standing."""
         last = self._last
         if last is not None and self._has_begun(last) and self.status().state == "done":
             self._ended_ns.setdefault(last.epoch, time.time_ns())
 
     async def _propose_until_applied(self, pending: _PendingReset) -> None:
-        """Propose the reset until it is applied or can no longer be."""
+        """Propose the reset until it is applied or can no longer be applied."""
         content, begun = encode_command(pending.command), time.monotonic()
         while not pending.error:
             last = self._last
@@ -167,7 +167,9 @@ class ResetService:
         )
 
     def _may_lose(self) -> str:
-        """A node that was restarted has merged more than it knows as committed, until there is a leader."""
+        """A description of the data that a forced reset may lose. Until there is a leader, a restarted node
+        has merged more than it knows to be committed.
+        """
         state = self._follower.state
         position = 0 if state is None else state.position
         with contextlib.suppress(RtError, OSError):

@@ -1,10 +1,10 @@
-"""The gRPC service `Tables`: the owner of a lease reads and changes the lease's table. Others see it, and
-post requests to the owner.
+"""The gRPC service `Tables`: the owner of a lease reads and changes the lease's table. Other clients read the
+table and post requests to the owner.
 
 Invariants:
-- A client changes only tables of leases that it holds, of the groups in its certificate.
-- Only subscribers with that group and operators see a table without the lease, and post requests. Publishers
-  do not.
+- A client changes only tables of leases that it holds and that belong to the groups in its certificate.
+- Only operators, and subscribers with that group, read a table without holding the lease, and post requests.
+  Publishers do not.
 - A read has everything that earlier owners committed: a node answers only when it has applied the command
   that granted the lease.
 - The number of calls in progress is bounded for each identity.
@@ -38,15 +38,15 @@ from sequencer.state.state import SequencerState
 import grpc
 
 CALLS_PER_IDENTITY_MAX: Final = 32
-"""Half of what a node does at a time. The owners of a group may share a certificate. Each makes one call at a
-time for each lease.
+"""Half of the calls that a node handles at a time. The owners of a group may share a certificate. Each owner
+makes one call at a time for each lease.
 """
 REQUEST_BYTES_MAX: Final = 2**18
 """Enough for a part of a commit. A decoded request takes far more memory."""
 ANSWER_BYTES: Final = 1 << 20
-"""Pages are added to an answer until their rows count so much. One page may be larger."""
+"""Pages are added to an answer until their rows have this size. One page may be larger."""
 ASKING_PER_IDENTITY_MAX: Final = 16
-"""Calls of those who are not the owner."""
+"""Maximum number of calls in progress for each identity, for clients that are not the owner."""
 _ANOTHER_NODE: Final = "Try again, or another node."
 ASKING_ROLES: Final[tuple[Role, ...]] = ("subscriber", "operator")
 TABLE_METHOD_ROLES: Final[dict[str, tuple[Role, ...]]] = {
@@ -83,7 +83,7 @@ class TableService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TABLE_SERVICE, handlers),))
 
     async def write(self, data: bytes, _: Context | None = None) -> bytes:
-        """Both methods take and return serialized messages."""
+        """All methods take and return serialized messages."""
         asked, identity = _decode(pb.TableWrite, data), self._identify()
         lease = asked.lease
         check_owner(identity, lease.owner, [lease.name])
@@ -144,7 +144,7 @@ class TableService:
             return self._reply(asked, PostAnswer.UNKNOWN)
 
     def _reply(self, asked: pb.TableRequest, answer: PostAnswer) -> bytes:
-        """What this node knows of the request, or else `answer`."""
+        """What this node knows about the request; `answer` if it knows nothing."""
         state = self._leases.state()
         table, lease = state.tables.get(asked.lease), state.leases.get(asked.lease)
         found, content = (PostAnswer.UNKNOWN, b"") if table is None else look_up(table, asked.id)
@@ -153,9 +153,9 @@ class TableService:
         return pb.TableRequestReply(answer=known.value, content=content, owner=owner).SerializeToString()
 
     async def waiting(self, data: bytes, _: Context | None = None) -> bytes:
-        """The requests that wait for the owner, which asks.
+        """The requests that wait for the owner, which is the caller.
 
-        A node that misses a commit of the owner would show requests that it has answered.
+        A node that has not applied a commit of the owner would return requests that the owner has answered.
         """
         asked, identity = _decode(pb.TableRead, data), self._identify()
         check_owner(identity, asked.lease.owner, [asked.lease.name])
@@ -174,7 +174,7 @@ class TableService:
 
 
 def _rows_from(state: SequencerState, asked: pb.TableRead) -> pb.TableRows:
-    """Rows of some pages from the requested one on, without requests and answers."""
+    """The rows of some pages, starting with the requested page, without requests and answers."""
     name, at, size = asked.lease.name, asked.page, 0
     table, lease = state.tables.get(name), state.leases.get(name)
     reply = pb.TableRows(commits=0 if table is None else table.commits)
@@ -199,7 +199,9 @@ def _check_asking(identity: Identity, lease: str) -> None:
 
 
 def _require_holder(state: SequencerState, asked: pb.LeaseRow) -> None:
-    """`Fenced` if the lease was lost, `Unreachable` if this node has not applied that it was granted."""
+    """`Fenced` if the lease was lost, `Unreachable` if this node has not applied the command that granted the
+    lease.
+    """
     lease = state.leases.get(asked.name)
     if lease is not None and (lease.owner, lease.token) == (asked.owner, asked.token):
         return

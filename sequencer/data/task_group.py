@@ -42,9 +42,9 @@ class TaskGroup:
         self.stopping.set()
 
     async def cancel(self) -> None:
-        """Cancel all tasks until they have ended.
+        """Cancel all tasks, repeatedly until they have ended.
 
-        A task may lose a cancellation: it gets an error of its call instead, for example, and tries again.
+        A task may lose a cancellation. For example, it gets an error of its call instead, and tries again.
         """
         while self._tasks:
             for task in self._tasks:

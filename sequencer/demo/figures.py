@@ -39,8 +39,8 @@ class Burst(Struct, frozen=True):
 class Failover(Struct, frozen=True):
     """How long the stream paused after the leader `killed` was killed and `took_over` led.
 
-    `unmerged_s` is the longest time in which no block was merged, `unread_s` that in which the subscriber
-    received nothing.
+    `unmerged_s` is the longest time in which no block was merged, `unread_s` is the longest time in which the
+    subscriber received nothing.
     """
 
     killed: str

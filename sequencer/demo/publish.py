@@ -41,7 +41,7 @@ class DemoPublisher:
         self._rate_hz = 1.0
 
     def answer(self, do: str, arguments: Answer) -> Answer:
-        """Answer a request of the demo. Raises what failed in the thread."""
+        """Answer a request of the demo. Raises the error with which the thread failed."""
         if self._failure is not None:
             raise self._failure
         match do:

@@ -35,7 +35,7 @@ LOAD_S_MAX: Final = 120.0
 STILL_S_MAX: Final = 120.0
 """A wait without progress for this long fails."""
 SETTLE_S_MAX: Final = 10.0
-"""How long to wait, before latency counts, for messages from before the first merge to be read."""
+"""Maximum time to wait until the messages from before the first merge are read. Latency counts after that."""
 SETTLED_MESSAGES: Final = RATE_HZ // 10
 """Latency counts once at most this many published messages are unread."""
 AFTERMATH_S: Final = 1.5

@@ -36,7 +36,7 @@ class DemoSubscriber:
         self._thread.start()
 
     def answer(self, do: str, arguments: Answer) -> Answer:
-        """Answer a request of the demo. Raises what failed in the thread."""
+        """Answer a request of the demo. Raises the error with which the thread failed."""
         if self._failure is not None:
             raise self._failure
         if do != "finish":

@@ -27,7 +27,8 @@ logger = logging.getLogger("sequencer")
 class ControlLink:
     """Connects to the control process's socket and calls `hello` for each connection.
 
-    The next message is read when `on_message` has handled the one before. An error of it ends `run`.
+    The next message is read when `on_message` has handled the previous one. An error of `on_message` ends
+    `run`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ControlLink:
         self._path, self._hello, self._on_message, self._on_lost = path, hello, on_message, on_lost
         self._writer: asyncio.StreamWriter | None = None
         self.silence: Final = SilenceDetector()
-        """Of the control process, which sends its view of the cluster every 500 ms."""
+        """The silence of the control process, which sends its view of the cluster every 500 ms."""
 
     @property
     def is_up(self) -> bool:
@@ -48,7 +49,8 @@ class ControlLink:
 
     def send(self, message: pb.ToControl) -> None:
         """Send a message; dropped if the connection is down."""
-        # The peer may have closed though `_serve` has not read that yet: a closed transport takes no write.
+        # The peer may have closed the connection before `_serve` reads that: a closed transport accepts no
+        # write.
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message.SerializeToString()))
 

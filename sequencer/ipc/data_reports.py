@@ -49,16 +49,19 @@ class DataReports:
             if due_s > self._loop.time():
                 self._loop.call_at(due_s, self._send_segments)
             else:
-                self._loop.call_soon(self._send_segments)  # A timer would come after what is ready now.
+                # A timer would run after the callbacks that are ready now.
+                self._loop.call_soon(self._send_segments)
         self._pending.append(report)
 
     def joins(self, joins: int) -> None:
-        """Everything durable here was reported after this number of disks had joined."""
+        """Report that everything that is durable here was reported after this number of disks had joined."""
         self._send_segments()
         self._send(pb.DataReport(joins=joins))
 
     def members(self, version: int) -> None:
-        """No stream counts with an earlier list of members than this one. What was durable was reported."""
+        """Report that no stream counts with an earlier list of members than this one, and that everything
+        durable was reported.
+        """
         self._send_segments()
         self._send(pb.DataReport(members_version=version))
 

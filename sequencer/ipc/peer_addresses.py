@@ -1,4 +1,4 @@
-"""Where the other nodes are reached, as the cluster view says."""
+"""The addresses of the other nodes, as the cluster view reports them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ class PeerAddresses:
         self._by_name = {peer: config.members[peer].data for peer in config.peers}
 
     def update(self, view: pb.Standing) -> None:
-        """A member that never reported its address is reached as configured, or not at all."""
+        """Take the addresses of a cluster view. A member that never reported its address has the configured
+        one, or none.
+        """
         known = {one.name: one.address or self._by_name.get(one.name, "") for one in view.nodes}
         self._by_name = {name: known[name] for name in sorted(known) if known[name] and name != self._node}
 

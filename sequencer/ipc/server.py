@@ -1,7 +1,7 @@
 """The Unix socket that the data process connects to.
 
 Sending never waits. A data process that does not read is disconnected; when it reconnects, it gets everything
-again. A newer connection replaces the older one. One thread uses it: the one that polls its descriptors.
+again. A newer connection replaces the older one. Only the thread that polls its descriptors uses it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from sequencer.ipc.frames import FrameDecoder, frame
 
 UNSENT_BYTES_MAX: Final = 256 << 20
 _READ_BYTES: Final = 16 << 10
-"""Read in one round of the consensus thread: it handles that many reports in less than a heartbeat."""
+"""Maximum number of bytes that are read in one round of the consensus thread. It handles these reports in
+less than a heartbeat.
+"""
 _SOCKET_BYTES: Final = 4 << 20
 
 logger = logging.getLogger("sequencer")
 
 
 class Watch(Protocol):
-    """Polls descriptors of others."""
+    """Polls descriptors of other owners."""
 
     def __call__(self, fd: int, events: int, on_ready: Callable[[int], None] = ...) -> None:
-        """Call `on_ready` with the events of epoll whenever some of `events` are due; no events: no more."""
+        """Call `on_ready` with the events of epoll whenever some of `events` are due. If `events` is 0, stop
+        that.
+        """
 
 
 class ControlServer:
@@ -97,7 +101,7 @@ class ControlServer:
             pass
         except ConnectionError:
             self._unsent.clear()  # Reading will show the end of the connection.
-        except OSError as error:  # What is not sent must not be missing from a connection that goes on.
+        except OSError as error:  # A connection that continues must not lose unsent bytes.
             self._drop(str(error))
             return
         self._poll(peer)

@@ -1,4 +1,4 @@
-"""How long a process has been silent, as far as the listener itself was running, and what helps. Pure."""
+"""How long a process has been silent while the listener itself was running, and what to do about it. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 HUNG_S: Final = 5.0
 """A process that was silent for longer is stuck or stopped: it reports every two seconds at least."""
 _STEP_S_MAX: Final = 2.0
-"""A longer step was a pause of the listener, which did not read what arrived meanwhile."""
+"""If a step is longer, the listener was paused and did not read the messages that arrived meanwhile."""
 
 
 def next_step(process: str, place: str, pid: int = 0) -> str:
@@ -22,12 +22,12 @@ def next_step(process: str, place: str, pid: int = 0) -> str:
 
 
 class SilenceDetector:
-    """Adds up the time between calls of `update`, back to 0 with each `record_message`."""
+    """Adds up the time between calls of `update`. Each `record_message` sets it back to 0."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
         self.is_paused = False
-        """The listener reads nothing meanwhile, so the time does not count."""
+        """Whether the listener reads nothing at the moment. This time does not count."""
         self._updated_s: float | None = None
 
     def record_message(self) -> None:

@@ -61,8 +61,8 @@ class StateFollower:
         return bool(self.standing.leader) and self.standing.leader == self.standing.node
 
     def voters(self) -> KnownNodes | None:
-        """The voters for clients. None: the address of one is not known, or cannot be one. Then all are left
-        out, because clients count their majority with this list.
+        """The voters, for clients. None if the address of a voter is not known or not valid. Then all voters
+        are left out, because clients count their majority with this list.
         """
         if not self.standing.members_version:
             return NO_NODES
@@ -82,7 +82,7 @@ class StateFollower:
     def on_message(self, message: pb.ToData, state: SequencerState | None = None) -> None:
         """Handle a message of the control process. `rt.FormatError`, `rt.UnknownVersion`.
 
-        `state`: that of the snapshot in it, if the caller has decoded it.
+        `state`: the state of the snapshot in the message, if the caller has decoded it.
         """
         match message.WhichOneof("kind"):
             case "snapshot":
@@ -90,7 +90,7 @@ class StateFollower:
             case "applied":
                 applied = message.applied
                 if self.state is None or applied.index != self.index + 1:
-                    return  # Sent before a snapshot that is still to come.
+                    return  # Sent before a snapshot that has not arrived yet.
                 self.index = applied.index
                 command = decode_command(applied.command)
                 self._on_applied(command, apply(self.state, command))

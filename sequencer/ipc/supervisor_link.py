@@ -12,7 +12,9 @@ import socket
 from typing import Final, Self
 
 BEAT_S: Final = 1.0
-"""Between two heartbeats: several fit into the silence after which a process counts as hung."""
+"""Time between two heartbeats. Several heartbeats fit into the silence after which a process counts as
+hung.
+"""
 _BEAT: Final = b"beat\n"
 _STDIN: Final = 0
 
@@ -24,13 +26,14 @@ class SupervisorLink:
         self, connection: socket.socket | None = None, health_socket: socket.socket | None = None
     ) -> None:
         self._connection = connection
-        """None: no supervisor has started this process, and heartbeats are not sent."""
+        """None if no supervisor has started this process; then heartbeats are not sent."""
         self.health_socket: Final = health_socket
-        """It listens at the health port. None: that port is not open yet."""
+        """The socket that listens at the health port; None if that port is not open yet."""
 
     @classmethod
     def of_child(cls, *fds: str) -> Self:
-        """To the supervisor that has started this process. `fds`: that of the health socket, or nothing.
+        """Return the link to the supervisor that has started this process. `fds`: the descriptor of the
+        health socket, or nothing.
 
         `OSError` if stdin is no socket.
         """

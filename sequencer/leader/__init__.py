@@ -1,1 +1,1 @@
-"""What a leader proposes. Pure but for `leader`."""
+"""The commands that a leader proposes. All modules but `leader` are pure."""

@@ -1,9 +1,9 @@
 """Compares the running checksums of merged bytes that nodes report, to find nodes that merged other bytes.
 
 Pure. Invariant: a node counts as diverged only if a majority agrees without it. Each node computes its
-checksum from what it wrote. The leader compares it with the committed one of the same instruction. The
-checksums cover everything before, so one that differs once differs from then on, and it does not matter which
-instructions are compared.
+checksum from the bytes that it wrote. The leader compares it with the committed checksum of the same
+instruction. A checksum covers all bytes before. So after a checksum of a node has differed once, all later
+ones differ, and it does not matter which instructions are compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DivergenceDetector:
         self._majority = members // 2 + 1
         self._chains: OrderedDict[int, int] = OrderedDict()
         self._found: dict[str, Divergence | None] = {}
-        """By node, for its last report that could be compared: None if it agrees."""
+        """By node: the result of its last report that could be compared; None if it agrees."""
 
     def on_plan(self, plan: WritePlan) -> None:
         self._chains[plan.instruction] = plan.chain
@@ -46,7 +46,9 @@ class DivergenceDetector:
             self._chains.popitem(last=False)
 
     def on_reported(self, node: str, instruction: int, chain: int) -> list[Divergence]:
-        """A node merged up to `instruction` with this checksum. Returns the nodes that must stop."""
+        """Record that a node merged up to `instruction` with this checksum. Return the nodes that must
+        stop.
+        """
         wanted = self._chains.get(instruction)
         if wanted is None or chain == NOT_KNOWN:
             return []

@@ -2,11 +2,11 @@
 
 Pure. Invariants:
 - A session is closed only after `session_idle_minutes` in which no node had a stream of its publisher or
-  reported new bytes. The time restarts with each leader, because only the leader gets the reports.
-  Time in which the leader's process was stopped does not count.
-- The records of `CLOSED_KEPT` closed sessions are kept. Above that, the owner with the most loses its oldest
-  ones, so that no certificate pushes out the records of others. A record is deleted once a majority has
-  merged its session durably, so that every node can copy it from them.
+  reported new bytes. The time restarts with each leader, because only the leader gets the reports. Time in
+  which the leader's process was stopped does not count.
+- The records of `CLOSED_KEPT` closed sessions are kept. Above that, the owner with the most records loses its
+  oldest records, so that no certificate pushes out the records of others. A record is deleted once a majority
+  has merged its session durably, so that every node can copy it from them.
 - A hard reset closes all sessions. Such a record is deleted only after `session_idle_minutes` in which the
   publisher did not come back. This time restarts with each leader, too.
 """
@@ -34,7 +34,9 @@ class IdleSessions:
     def __init__(self, state: SequencerState, now_ns: int) -> None:
         self._state, self._began_ns = state, now_ns
         self._heard_ns: dict[int, int] = {}
-        """By session id. The others were not active since the start."""
+        """By session id: when the publisher was last active. Publishers of other sessions were not active
+        since the start.
+        """
         self._poll_ns = now_ns + POLL_NS
         self._still_ns = 0
         """How long this process was stopped. Recorded times do not include it."""
@@ -79,7 +81,9 @@ class OldSessions:
         self._poll_ns = now_ns
         self._begin = state.instruction
         self._merged: dict[int, int] = {}
-        """By session id: the instruction at which it was closed; the others, at `_begin` or before."""
+        """By session id: the instruction at which the session was closed. Other sessions were closed at
+        `_begin` or before.
+        """
 
     def on_applied(self, outcome: Outcome) -> None:
         match outcome:

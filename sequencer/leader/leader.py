@@ -1,7 +1,7 @@
 """The leader: receives reports, plans, and proposes commands.
 
-Only the consensus thread calls it. Reports of learners are ignored: how far a learner has merged reaches
-`Leader.member_steps` from the caller.
+Only the consensus thread calls it. Reports of learners are ignored: the caller reports to
+`Leader.member_steps` how far a learner has merged.
 
 Invariants:
 - A `Leader` is made only when this node has applied all commands of earlier terms (`Leadership.is_here`), so
@@ -56,8 +56,9 @@ LARGE_BYTES: Final = 1 << 20
 """While an instruction is in flight, the next one is proposed only if it has about this size. Small ones
 would cost more than they gain, so input that arrives meanwhile is merged together."""
 BACKLOG_BYTES_MAX: Final = 1 << 30
-"""Nothing is planned unless a majority has merged durably to within this distance of the end. Every snapshot
-must contain the plans after that."""
+"""Nothing is planned unless the durable merged ends of a majority are within this distance of the end. Every
+snapshot must contain the plans after them.
+"""
 BACKLOG_MAX: Final = 1 << 15
 """The same limit as a number of instructions: half of what a node's merger keeps (`merger.PLANS_MAX`)."""
 MINUTE_NS: Final = 60 * 10**9
@@ -83,11 +84,11 @@ class Leader:
         configured: Mapping[str, int] = MappingProxyType({}),
         member_levels: Callable[[int], Sequence[MemberLevel]] = lambda _: (),
     ) -> None:
-        """`proposals`: those of the term; some may be in flight since an earlier list of members.
+        """`proposals`: the proposals of the term; some may be in flight since an earlier list of members.
 
-        `ask_again` requests a full report of a node. `send_fetch` tells a node to copy session bytes from
-        another one. `on_divergence` gets nodes that must stop. `configured`: this node's replicated settings.
-        `member_levels` returns what each member reported of its program, at a time of `now_ns`.
+        `ask_again` requests a full report of a node. `send_fetch` requests that a node copies session bytes
+        from another one. `on_divergence` gets nodes that must stop. `configured`: this node's replicated
+        settings. `member_levels` returns what each member reported about its program, at a time of `now_ns`.
         """
         voters = len(voters_of(committed.members))
         self.tracker = ReplicationTracker(voters)
@@ -105,7 +106,7 @@ class Leader:
         self._lease_expiry = LeaseExpiry(state)
         self._idle, self._old = IdleSessions(state, now_ns()), OldSessions(state, now_ns())
         self._has_request = False
-        """An operator's request was applied and is not decided yet."""
+        """Whether an operator's request was applied and is not decided yet."""
         self._logged: set[int] = set()
         """Session ids whose disagreement between nodes was logged."""
         self._roll_again_ns = 0
@@ -149,7 +150,7 @@ class Leader:
         if session is None and one.session_id < self._state.next_session_id:
             return  # Its record was deleted, and the node has not applied that yet.
         if session is None:
-            self._nodes.request_full(name)  # It was opened, and will be applied here soon.
+            self._nodes.request_full(name)  # The session was opened. That will be applied here soon.
             return
         self._idle.on_heard([one.session_id], now_ns)  # The bytes may come from a peer.
         self.tracker.on_boundaries(
@@ -172,7 +173,7 @@ class Leader:
             )
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
-        """Handle a command that was applied here, whichever leader proposed it."""
+        """Handle a command that was applied here. Any leader may have proposed it."""
         self._proposals.on_applied(command, outcome)
         if isinstance(command, MergeInstruction) and not isinstance(outcome, CommandRejected):
             for one in {one.session_id: one for one in command.ranges}.values():
@@ -256,7 +257,7 @@ class Leader:
     def next_member_step(self) -> MemberStep | None:
         """What to do next for a change of the members. The caller does it, and asks again after a tick."""
         if self._proposals.must_replan:
-            return None  # What is in flight may have been planned with another list of members.
+            return None  # Commands in flight may have been planned with another member list.
         return self.member_steps.next_step(self._nodes.joins, self._now_ns(), self._speculation.instruction)
 
     def settle_members(self, step: SettleMembers) -> None:
@@ -281,9 +282,9 @@ class Leader:
             self._proposals.repeat(command)
 
     def _plan_decisions(self) -> None:
-        """Propose decisions about operators' requests, which execute them or let them expire.
+        """Propose decisions about operators' requests. A decision executes a request or lets it expire.
 
-        The time in a decision is one that a majority of the nodes' clocks has reached.
+        The time in a decision is a time that a majority of the nodes' clocks has reached.
         """
         self._has_request = False
         if not self._state.asked:
@@ -324,7 +325,9 @@ class Leader:
             self._proposals.propose(plan_roll(self._speculation, merged.segment, clock_ns))
 
     def _give_up_idle(self, now_ns: int) -> None:
-        """Let sessions end whose publisher is not waited for any more. `plan` then proposes the ends."""
+        """Give up sessions if their publisher is no longer waited for. `plan` then proposes the ends of the
+        sessions.
+        """
         idle = self._idle.plan(now_ns)
         if idle:
             logger.info("idle_sessions_given_up count=%d first=%d", len(idle), idle[0])

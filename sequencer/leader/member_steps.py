@@ -1,23 +1,26 @@
 """Decides the leader's next step of a change of the members that an operator requested.
 
-Pure. Raft changes its list by one member a step, and its majorities before and after a step share a node
-(docs/raft.md). Here the same is kept for bytes of sessions, which are not in the Raft log.
+Pure. Raft changes its list by one member in each step. Each majority before a step shares a node with each
+majority after it (docs/raft.md). This module keeps the same property for bytes of sessions, which are not in
+the Raft log.
 
-Invariant: of bytes that were acknowledged as replicated, or that a merge instruction names, each majority of
-voters with whole disks has one that holds or has merged them. Proof, for a list of n voters:
+Invariant: if bytes were acknowledged as replicated, or if a merge instruction names them, each majority of
+voters with whole disks has a voter that holds or has merged them. Proof, for a list of n voters:
 
-- If n is odd, a majority of the n holds them. From n - 1 voters, (n - 1)/2 + 1 disks came along; from n + 1
-  at least (n + 1)/2 + 1 - 1. Both are a majority of n.
-- If n is even, only n/2 may hold them, for the same reasons. Each majority still has one of these. A second
-  change could break that. So from an even list nothing is changed before a majority has everything that n/2
-  voters may hold (`_Spread`). A voter that has not reported may hold anything. One whose disk is not whole
-  may have held it. One that counts with an older list may have acknowledged more than it reported.
+- If n is odd, a majority of the n voters holds them. If the previous list had n - 1 voters, (n - 1)/2 + 1
+  disks with the bytes are still in the list. If it had n + 1 voters, at least (n + 1)/2 + 1 - 1 are. Both are
+  a majority of n.
+- If n is even, it is possible that only n/2 voters hold them, for the same reasons. Each majority still has
+  one of these voters. A second change could break that. So an even list is not changed before a majority has
+  everything that n/2 voters may hold (`_Spread`). A voter that has not reported may hold anything. A voter
+  whose disk is not whole may have held anything. A voter that counts with an older list may have acknowledged
+  more than it reported.
 - Publishers count acknowledgements with a list of the nodes, maybe with an older one. Before anything is
-  changed, a majority of the voters has reported that it counts with this list. Each majority of the list
-  before has one of them, so from then on nothing is acknowledged with that list.
-- A disk that replaced a lost one is not whole until it has what others had: `sequencer.leader.session_close`.
-  Nothing is changed before all disks are whole, except that of a voter that is removed. A new voter's disk
-  lost nothing.
+  changed, a majority of the voters has reported that it counts with the current list. Each majority of the
+  previous list has one of these voters, so from then on nothing is acknowledged with the previous list.
+- A disk that replaced a lost disk is not whole until it has everything that others had:
+  `sequencer.leader.session_close`. Nothing is changed before all disks are whole, except the disk of a voter
+  that is removed. A new voter's disk lost nothing.
 
 A learner is promoted once its merged log is nearly at the end, so that the rest takes seconds.
 """
@@ -40,7 +43,9 @@ from sequencer.state.operations.membership import SettleMembers
 from sequencer.state.state import MemberRequest, SequencerState
 
 NEAR_NS: Final = 5 * 10**9
-"""A learner that has merged within this time what was the end before is near the end."""
+"""A learner is near the end if it needs at most this time to merge up to the end as it was at the start of
+that time.
+"""
 
 
 class CommittedMembers(NamedTuple):
@@ -52,7 +57,7 @@ class CommittedMembers(NamedTuple):
 
 
 class TransferLeadership(NamedTuple):
-    """This leader is to be removed, so another node must lead. It removes this one."""
+    """This leader is to be removed, so another node must lead. The new leader removes this node."""
 
 
 MemberStep: TypeAlias = MemberChange | TransferLeadership | SettleMembers
@@ -67,12 +72,12 @@ class MemberSteps:
         self._state, self._tracker = state, tracker
         self._own, self._members, self._version = committed
         self._known: dict[str, int] = {}
-        """By voter: the list with which its acknowledgements are counted."""
+        """By voter: the version of the list with which its acknowledgements are counted."""
         self.voters = voters_of(committed.members)
         self._merged: dict[str, int] = {}
         """By node, learners too: the last instruction that it has merged durably."""
         self._target: tuple[int, int] | None = None
-        """What the learner must merge next, and since when."""
+        """The instruction up to which the learner must merge next, and since when."""
         self._spread: _Spread | None = None
         self.waits_for = ""
         """What the change that is being carried out waits for; empty: nothing."""
@@ -87,10 +92,11 @@ class MemberSteps:
         self._known[voter] = max(members_version, self._known.get(voter, 0))
 
     def next_step(self, joins: Mapping[str, int], now_ns: int, planned: int = 0) -> MemberStep | None:
-        """The step to take now, and again until it is applied. None: nothing, or see `waits_for`.
+        """Return the step to take now. It is returned again until it is applied. None if nothing is
+        requested, or if the change waits: see `waits_for`.
 
-        `joins`: by voter, the number of joined disks at its last report that the tracker has completely.
-        `planned`: the last instruction in flight.
+        `joins`: by voter, the number of disks that had joined at its last report that the tracker has
+        completely. `planned`: the last instruction in flight.
         """
         self.waits_for = ""
         request = self._state.member_request
@@ -140,11 +146,13 @@ class MemberSteps:
         if merged >= target:
             if now_ns - since_ns <= NEAR_NS:
                 return ""
-            self._target = last, now_ns  # It took so long that there is much more now.
+            self._target = last, now_ns  # It took so long that the log has grown a lot since.
         return f"{learner} copies the merged log: instruction {merged} of {last}"
 
     def _why_not_safe(self, joins: Mapping[str, int], last: int, *, going: str) -> str:
-        """Why the list of voters cannot be changed yet; empty if it can. `going`: may be lost for good."""
+        """Why the list of voters cannot be changed yet; empty if it can. `going`: the node to be removed,
+        which may be lost permanently.
+        """
         late = sorted(name for name in self.voters if self._known.get(name, 0) < self._version)
         if 2 * len(late) >= len(self.voters):
             return f"{', '.join(late)} must learn the last change of the members"
@@ -171,7 +179,9 @@ class MemberSteps:
 
 
 class _Spread:
-    """What voters held at one time, and whether a majority of an even list of voters has it by now."""
+    """Everything that voters held at one time, and whether a majority of an even list of voters has it by
+    now.
+    """
 
     def __init__(
         self,
@@ -187,7 +197,7 @@ class _Spread:
         known = {name for name in heard if name in state.disks and state.disks[name].is_whole}
         self._unknown = voters - known
         self._holders = len(voters) // 2 - len(self._unknown)
-        """So many voters that are known must hold something, or else it was not acknowledged."""
+        """If fewer known voters than this hold something, it was not acknowledged."""
         self._ends = dict(self._held_by(self._holders)) if self._holders > 0 else {}
 
     def _held_by(self, count: int) -> Iterable[tuple[tuple[int, int], tuple[int, int]]]:
@@ -200,13 +210,16 @@ class _Spread:
                     yield (session.id, active.run), ends[count - 1]
 
     def missing(self, merged: Mapping[str, int]) -> list[str]:
-        """Nodes that must get something, so that a majority has everything. Empty: a majority has."""
+        """The nodes that must get something, so that a majority has everything. Empty if a majority has
+        everything.
+        """
         if self._holders <= 0:
             return sorted(self._unknown)
         for (session_id, run), end in [*self._ends.items()]:
             left = self._left(session_id, run, end)
             if left is None:
-                del self._ends[session_id, run]  # From here on its holders may drop it once they merged it.
+                # From now on its holders may drop the run once they merged it.
+                del self._ends[session_id, run]
                 self._last = max(self._last, self._state.instruction)
             else:
                 self._ends[session_id, run] = left
@@ -216,7 +229,9 @@ class _Spread:
         return sorted(self._voters.difference(having))
 
     def _left(self, session_id: int, run: int, end: tuple[int, int]) -> tuple[int, int] | None:
-        """The end up to which a run is still to be merged, `end` at most. None: it is merged that far."""
+        """The end up to which a run must still be merged; at most `end`. None if the run is merged that
+        far.
+        """
         session = self._state.sessions.get(session_id)
         active = session.run_of(run) if session is not None else None
         if session is None or active is None:

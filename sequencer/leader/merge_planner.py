@@ -1,8 +1,8 @@
 """Plans the merge instruction that the leader proposes next.
 
 Pure. Invariants:
-- Only bytes that a majority holds durably are planned, in each session's order, with the exact place, numbers
-  and running checksum that `apply` will check. `apply` decides nevertheless.
+- Only bytes that a majority holds durably are planned, in each session's order, with the exact offsets,
+  numbers and running checksum that `apply` will check. Nevertheless `apply` decides.
 - Sessions take turns within byte limits, so that none starves.
 """
 
@@ -43,7 +43,7 @@ class Speculation(Struct):
     pending: set[int] = field(default_factory=set)
     """Sessions that may have something to merge. The others were checked and have not changed since."""
     turn: int = 0
-    """The first session of the next instruction: the one for which the last instruction was full."""
+    """The first session of the next instruction: the session for which the last instruction had no room."""
 
     def __post_init__(self) -> None:
         self.pending.update(session.id for session in self.state.sessions.values() if session.active_runs)
@@ -61,7 +61,7 @@ class Speculation(Struct):
         self.reconcile()
 
     def on_applied(self, outcome: Outcome) -> None:
-        """Record the sessions for which a command makes something mergeable."""
+        """Record the sessions in which a command makes something ready to be merged."""
         match outcome:
             case RunOpened(session_id) | RunClosed(session_id):
                 self.pending.add(session_id)
@@ -71,7 +71,7 @@ class Speculation(Struct):
                     self.sessions.pop(session_id, None)
             case RangesMerged(plan):
                 for end in plan.consumed:
-                    # Not planned here, or the next run of the session may have messages.
+                    # The range was not planned here, or the next run of the session may have messages.
                     if (
                         end.session_id not in self.sessions
                         or self.state.sessions[end.session_id].consumed is None
@@ -125,7 +125,8 @@ def plan_merge(speculation: Speculation, tracker: ReplicationTracker, now_ns: in
 
     `now_ns` is the median of the nodes' clocks. The cost grows with the number of pending sessions.
     """
-    # Taken in the order of `apply`: a dedup id's watermark may let one pass only after another.
+    # In the order of `apply`: because of a dedup id's watermark, a range may be accepted only after another
+    # one.
     candidates = sorted(_candidates(speculation, tracker), key=lambda taken: taken.one.session_id)
     ranges = tuple(taken.one for taken in candidates if speculation.add(taken))
     if not ranges:
@@ -150,9 +151,10 @@ def _next_instruction(speculation: Speculation, now_ns: int) -> tuple[int, int]:
 
 
 def _candidates(speculation: Speculation, tracker: ReplicationTracker) -> list[ResolvedRange]:
-    """What sessions have to merge, in turns, up to the limits. Each range would be accepted alone.
+    """The ranges that sessions have to merge, in turns, up to the limits. Each range would be accepted alone.
 
-    A session without anything to merge is not pending any more. One that must wait for another stays pending.
+    A session without anything to merge is not pending any more. A session that must wait for another session
+    stays pending.
     """
     ids = sorted(speculation.pending)
     turn = bisect_left(ids, speculation.turn)
@@ -180,7 +182,9 @@ def _candidates(speculation: Speculation, tracker: ReplicationTracker) -> list[R
 def _taken(
     speculation: Speculation, tracker: ReplicationTracker, one: MergeRange, ranges_max: int
 ) -> Iterator[ResolvedRange]:
-    """What a session has to merge from `one` on: a range of each run, up to the session's limit."""
+    """The ranges that a session has to merge, starting with `one`: one range of each run, up to the session's
+    limit.
+    """
     taken: ResolvedRange | None = None
     left = speculation.state.configuration.session_bytes_max
     for _ in range(min(SESSION_RANGES_MAX, ranges_max)):

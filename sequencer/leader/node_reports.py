@@ -24,9 +24,9 @@ class NodeReport:
         self.boot = boot
         self.sequence = -1
         self.joins = 0
-        """The tracker has everything that was durable there when this number of disks had joined."""
+        """The tracker has everything that was durable on the node when this number of disks had joined."""
         self.is_asked = False
-        """Some of its reports are missing, until it sends a full one."""
+        """Whether a full report was requested. Until the node sends it, some of its reports are missing."""
         self.asked_ns = 0
         self.merged = pb.MergedReport()
         self.clock_ns = 0
@@ -84,7 +84,9 @@ class NodeReports:
         return [name for name, node in self._nodes.items() if node.heard_ns > time_ns]
 
     def usage(self) -> list[NodeUsage]:
-        """Of nodes that reported a short time ago; each clock is advanced by the time since it was read."""
+        """The disk usage and clocks of nodes that reported a short time ago. Each clock is advanced by the
+        time since it was read.
+        """
         now_ns = self._now_ns()
         ages = ((node, now_ns - node.heard_ns) for node in self._nodes.values())
         return [NodeUsage(node.clock_ns + age_ns, node.disk) for node, age_ns in ages if age_ns < FRESH_NS]
@@ -95,7 +97,7 @@ class NodeReports:
         return median_low(clocks) if clocks else 0
 
     def count_near(self, instruction: int, total_bytes: int) -> int:
-        """How many nodes have merged durably more than up to this instruction and this size."""
+        """The number of nodes that have merged durably beyond this instruction and this size."""
         return sum(
             node.merged.bytes > total_bytes and node.merged.instruction > instruction
             for node in self._nodes.values()

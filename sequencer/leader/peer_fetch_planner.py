@@ -2,8 +2,8 @@
 
 Pure. Invariants:
 - Only bytes of open runs are copied, so that no final end changes.
-- A node is asked once nothing new has arrived there for `QUIET_NS`. What arrives at other nodes does not
-  count: a publisher may reach only some nodes, and never pause.
+- A node is requested to copy bytes after nothing new has arrived there for `QUIET_NS`. Bytes that arrive at
+  other nodes do not count, because a publisher may reach only some nodes and never pause.
 - A repeated request changes nothing.
 """
 
@@ -18,7 +18,9 @@ from sequencer.leader.replication_tracker import ReplicationTracker
 from sequencer.state.state import SequencerState, Session
 
 QUIET_NS: Final = 3 * 10**9
-"""Nothing of a session arrived at a node for this time: a publisher would have reconnected by now."""
+"""A node is quiet if nothing of a session arrived there for this time: a publisher would have reconnected by
+then.
+"""
 POLL_NS: Final = 10**9
 
 
@@ -72,7 +74,7 @@ class PeerFetchPlanner:
                 self.on_news(session.id, node, now_ns)
 
     def plan(self, nodes: Collection[str], now_ns: int) -> list[FetchRequest]:
-        """What to copy to those of these nodes where nothing new arrived for long enough."""
+        """Return what to copy to each of these nodes where nothing new arrived for long enough."""
         if now_ns < self._poll_ns:
             return []
         self._poll_ns = now_ns + POLL_NS

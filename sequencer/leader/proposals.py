@@ -57,7 +57,9 @@ class LeaderProposals:
         self.in_flight = 0
         """Merge instructions and rolls whose result is not known yet."""
         self.must_replan = False
-        """A result was not as planned: nothing is planned until nothing is in flight."""
+        """Whether a result was not as planned. If so, nothing is planned until no instruction or roll is in
+        flight.
+        """
         self._again_ns: dict[Hashable, int] = {}
         """When each command may be repeated."""
 
@@ -107,7 +109,7 @@ class LeaderProposals:
 
 
 def _key_of(command: RepeatedCommand) -> Hashable:
-    """Equal for commands of which the later one replaces the earlier one."""
+    """A key that is equal for two commands if the later one replaces the earlier one."""
     match command:
         case FenceRun() | CloseRun():
             return type(command), command.session_id, command.run

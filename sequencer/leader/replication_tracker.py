@@ -1,10 +1,10 @@
 """Tracks for the leader which session bytes each node holds durably.
 
 Pure. Invariants:
-- A node counts for a boundary only if it reported this boundary with the same running checksum. So a majority
-  for a boundary holds the same bytes up to it.
+- A node counts for a boundary only if it reported this boundary with the same running checksum. So if a
+  majority counts for a boundary, its nodes hold the same bytes up to it.
 - If nodes disagree about a boundary, nothing more of the session is planned.
-- A final end is such a boundary: nodes that agree on the end of a run, but not on its bytes, disagree.
+- A final end is also such a boundary: nodes that agree on the end of a run, but not on its bytes, disagree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pack_boundaries(boundaries: Iterable[BatchBoundary]) -> bytes:
 
 
 def unpack_boundaries(data: bytes) -> list[BatchBoundary]:
-    """Decode the boundaries of a report, ascending; `rt.FormatError`."""
+    """Decode the boundaries of a report, in ascending order. `rt.FormatError` if they are malformed."""
     if len(data) == MARK.size:
         return [BatchBoundary._make(MARK.unpack(data))]
     if len(data) % MARK.size:
@@ -72,7 +72,7 @@ class _Segment(Struct):
     """The last offset that a majority was found to hold; -1 if none."""
 
     def reached_by(self, count: int) -> int:
-        """The last offset that `count` nodes may hold; -1 if fewer nodes reported any."""
+        """The last offset that `count` nodes may hold; -1 if fewer than `count` nodes reported an offset."""
         tops = sorted(self.tops.values(), reverse=True)
         return tops[count - 1] if len(tops) >= count else -1
 
@@ -103,10 +103,10 @@ class ReplicationTracker:
         self.news: set[int] = set()
         """Sessions with changes on which a plan may depend: see `take_news`."""
         self.fresh_bytes = 0
-        """Bytes that a majority came to hold. The planner subtracts what it planned."""
+        """Number of bytes that a majority holds now. The planner subtracts the bytes that it planned."""
 
     def take_news(self) -> set[int]:
-        """Sessions of which a majority holds more, or an end became known, since the last call."""
+        """Return the sessions of which a majority holds more, or an end became known, since the last call."""
         news, self.news = self.news, set()
         return news
 
@@ -154,9 +154,10 @@ class ReplicationTracker:
             self.news.add(end.session_id)
 
     def on_final(self, node: str, end: SessionEnd, chain: int | None) -> None:
-        """Record a node's end of a fenced run, with the running checksum; None if the node has nothing of it.
+        """Record the end of a fenced run at a node, with the running checksum; None if the node has nothing
+        of the run.
 
-        The caller of `finals` may rely on it alone, before the node's boundaries have arrived.
+        The caller of `finals` may rely on this record alone, before the boundaries of the node have arrived.
         """
         if chain is not None:
             key = SegmentKey(end.session_id, end.run, end.roll)
@@ -190,7 +191,9 @@ class ReplicationTracker:
         self.news.discard(session_id)
 
     def prune_before(self, session_id: int, run: int, roll: int, offset: int) -> None:
-        """Drop what is known of bytes before this offset, which are merged and never planned again."""
+        """Drop everything known about the bytes before this offset. They are merged and never planned
+        again.
+        """
         segments = self._segments.get(session_id, {})
         for place in [place for place in segments if place < (run, roll)]:
             del segments[place]
@@ -216,10 +219,10 @@ class ReplicationTracker:
     def furthest(
         self, key: SegmentKey, start: int, bytes_max: int, number_max: int = NUMBER_MAX
     ) -> BatchBoundary | None:
-        """The last boundary after `start` that a majority holds, at most `bytes_max` further on.
+        """Return the last boundary that a majority holds and that is at most `bytes_max` after `start`.
 
-        If there is none within that distance, the first one after it, because a range has at least one batch.
-        The number of the boundary is at most `number_max`.
+        If there is none within that distance, return the first one after it, because a range has at least one
+        batch. The number of the returned boundary is at most `number_max`.
         """
         segment = self._segment(key)
         if segment is None:
@@ -238,7 +241,7 @@ class ReplicationTracker:
         return self._announced.get(session_id, {}).get(run)
 
     def finals(self, session_id: int, run: int) -> Mapping[str, SessionEnd]:
-        """By node: the end of what it holds of a fenced run."""
+        """For each node, the end of the part of a fenced run that it holds."""
         return self._finals.get(session_id, {}).get(run, {})
 
     def number_at(self, key: SegmentKey, offset: int) -> int | None:

@@ -2,7 +2,7 @@
 
 Invariants:
 - Nothing is trimmed while only a minority of the nodes reports.
-- After a trim to free disk space, disk use counts again only when nodes had time to trim and report it.
+- After a trim to free disk space, disk use is ignored until the nodes had time to trim and report it.
 
 The consensus thread calls it.
 """
@@ -35,7 +35,9 @@ class NodeUsage(NamedTuple):
 
 
 class RetentionPlanner:
-    """The trims of one leader. `configured` are the replicated settings in its node's own configuration."""
+    """Plans the trims of one leader. `configured`: the replicated settings in the configuration of the
+    leader's node.
+    """
 
     def __init__(
         self, state: SequencerState, members: int, configured: Mapping[str, int], now_ns: int
@@ -53,7 +55,7 @@ class RetentionPlanner:
                 self._disk_ns = now_ns + DISK_AGAIN_NS
 
     def configure(self) -> Configure | None:
-        """The change that makes the replicated configuration equal to this node's; None if it is."""
+        """The change that makes the replicated configuration equal to this node's; None if they are equal."""
         now = self._state.configuration
         changes = {name: value for name, value in self._configured.items() if getattr(now, name) != value}
         return Configure(**changes) if changes else None

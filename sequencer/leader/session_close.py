@@ -1,36 +1,39 @@
 """Decides which runs the leader ends, and where: it proposes fences and closes.
 
-Pure. A run with a successor is fenced on all nodes. Then each node reports the final end of what it holds,
-and the furthest of enough of these ends becomes the end of the run. Invariant: no bytes that were
-acknowledged as replicated are after that end. A sealed run needs neither, because its end was known before a
-byte of it was accepted. It is fenced only if its bytes may never come (`sequencer.state.run_lifecycle`).
+Pure. A run with a successor is fenced on all nodes. Then each node reports the final end of the bytes that it
+holds. When enough nodes have reported, the furthest of these ends becomes the end of the run. Invariant: no
+bytes that were acknowledged as replicated are after that end. A sealed run needs no fence and no close,
+because its end was known before a byte of it was accepted. It is fenced only if its bytes may never come
+(`sequencer.state.run_lifecycle`).
 
-Proof: bytes acknowledged up to an end `e` were durable on a majority. Any other majority shares a node with
-it, which reports at least `e`, unless its disk was lost since. So a node whose disk replaced another one
-while runs were open does not count (its disk is not *whole*) until it has again what the lost disk might have
-reported. Then, at any time, every majority of nodes with whole disks has one that holds `e`, or `e` is
-merged:
+Proof: bytes acknowledged up to an end `e` were durable on a majority. Any other majority has a node in common
+with this majority. That node reports at least `e`, unless its disk was lost since. So if the disk of a node
+replaced another one while runs were open, the node does not count (its disk is not *whole*) until it has
+again all bytes that the lost disk might have reported. Then, at any time, every majority of nodes with whole
+disks has a node that holds `e`, or `e` is merged:
 
-- When `e` is acknowledged, a majority holds it, and every majority of whole disks shares a node with it.
+- When `e` is acknowledged, a majority holds it, and every majority of whole disks shares a node with that
+  majority.
 - A lost disk is replaced by one that is not whole. The rest of each majority stays as it was.
 - A disk is restored when, for each run, it holds everything that a majority of whole disks held after it had
-  joined (or that is merged, or up to where the run was closed since). Bytes that the lost disk acknowledged
-  were acknowledged before that, so one of that majority held `e`, and now the restored disk does. For bytes
-  acknowledged later, the new disk was present.
+  joined. It need not hold bytes that are merged, or bytes after the end at which the run was closed since.
+  Bytes that the lost disk acknowledged were acknowledged before that. So a node of that majority held `e`,
+  and now the restored disk holds it. For bytes acknowledged later, the new disk was present.
 
 The same holds for the bytes that merge instructions name. When an instruction is committed, a majority holds
-its input, and each of these nodes keeps it at least until its own merged log holds it (`session_retention`).
-A disk is restored only once its node has merged, durably, everything that was committed when the disk joined.
-So at any time, the nodes that hold the input or merged it, and the lost disks that are not restored, make up
-a majority. While fewer than a majority of the disks are not whole, some node has the bytes.
+its input. Each of these nodes keeps the input at least until its own merged log holds it
+(`session_retention`). A disk is restored only after its node has durably merged everything that was committed
+when the disk joined. So at any time, the nodes that hold the input or merged it, together with the lost disks
+that are not restored, are a majority. While fewer than a majority of the disks are not whole, at least one
+node has the bytes.
 
-If all nodes report, whole or not, no other node can know more, so that is enough too. In the same way a disk
-is restored if it holds everything that all others held.
+The reports of all nodes are enough too, even if disks are not whole, because no other node can know more. In
+the same way, a disk is restored if it holds everything that all other disks held.
 
-Bytes of a closed run that only one node held may be lost with its disk before others have copied them. They
-were not acknowledged, because no majority held them. So once all nodes have reported, and no publisher has
-more, the run is closed again at the furthest end that is left. Otherwise nothing after it would ever be
-merged.
+If only one node held some bytes of a closed run, they may be lost with its disk before other nodes have
+copied them. They were not acknowledged, because no majority held them. So when all nodes have reported, and
+no publisher has more, the run is closed again at the furthest end that is left. Otherwise nothing after this
+end would ever be merged.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ from sequencer.state.state import BEGIN, End, SequencerState, Session
 from sequencer.state.write_plan import SessionEnd
 
 AWAY_NS: Final = 15 * 10**9
-"""A publisher that no node has reported for this time is not connected. Nodes report every few seconds."""
+"""If no node has reported a publisher for this time, the publisher is not connected. Nodes report every few
+seconds.
+"""
 
 
 def is_quorum_of_disks(state: SequencerState, tracker: ReplicationTracker, nodes: Collection[str]) -> bool:
@@ -69,10 +74,12 @@ def is_quorum_of_disks(state: SequencerState, tracker: ReplicationTracker, nodes
 
 
 class SessionCloser:
-    """The runs that must end, checked again when something changes on which their ends depend."""
+    """Tracks the runs that must end. They are checked again when a fact changes on which their ends
+    depend.
+    """
 
     def __init__(self, state: SequencerState, tracker: ReplicationTracker, began_ns: int = 0) -> None:
-        """`began_ns`: since when nodes report the connected publishers to this leader."""
+        """`began_ns`: the time since which nodes report the connected publishers to this leader."""
         self._state, self._tracker, self._began_ns = state, tracker, began_ns
         self.due = set(state.sessions)
         """The sessions to check next."""
@@ -83,14 +90,16 @@ class SessionCloser:
         }
         """Sessions whose current run is closed and not merged completely."""
         self._given_up: set[int] = set()
-        """Sessions whose publisher is not waited for: it was idle too long, or an operator closed them."""
+        """Sessions that end without waiting for their publisher: it was idle too long, or an operator closed
+        the session.
+        """
         self._asked: set[int] = set()
         """Sessions that an operator closed, and whose publisher may be connected."""
         self._heard_ns: dict[int, int] = {}
         """By session id: when its publisher was last connected."""
 
     def on_news(self, session_ids: Iterable[int]) -> None:
-        """Nodes reported more of these sessions."""
+        """Handle new reports of nodes about these sessions."""
         self.due.update(session_id for session_id in session_ids if self._is_ending(session_id))
 
     def give_up(self, session_ids: Iterable[int]) -> None:
@@ -106,7 +115,9 @@ class SessionCloser:
             self.give_up(away)
 
     def on_heard(self, session_ids: Collection[int], now_ns: int) -> None:
-        """The publishers of these sessions are connected: they may still send what nodes are missing."""
+        """Record that the publishers of these sessions are connected: they may still send bytes that nodes
+        need.
+        """
         self._given_up.difference_update(session_ids)
         self._asked.difference_update(session_ids)
         self._heard_ns.update(dict.fromkeys(session_ids, now_ns))
@@ -137,7 +148,9 @@ class SessionCloser:
                 self.due.update(self._state.sessions)
 
     def plan(self) -> list[FenceRun | CloseRun]:
-        """The commands to propose now, one for a session; repeated until they are applied."""
+        """The commands to propose now, at most one for each session. They are returned again until they are
+        applied.
+        """
         commands: list[FenceRun | CloseRun] = []
         for session_id in list(self.due):
             command = self._next_command(session_id)
@@ -148,7 +161,9 @@ class SessionCloser:
         return commands
 
     def plan_lost(self, joins: Mapping[str, int]) -> list[CloseRun]:
-        """Nearer ends of runs whose end no node can reach; `joins` as for `DiskRestoration.plan`."""
+        """Commands that close runs at an earlier end, because no node can reach the present end. `joins`: see
+        `DiskRestoration.plan`.
+        """
         if len(joins) < self._tracker.members or min(joins.values()) < self._state.joins:
             return []
         return [
@@ -184,7 +199,9 @@ class SessionCloser:
         )
 
     def _next_command(self, session_id: int) -> FenceRun | CloseRun | bool:
-        """The command that a session needs. True: check it again; it waits for an older incarnation."""
+        """Return the command that a session needs. True if the session must be checked again: it waits for an
+        older incarnation.
+        """
         state, tracker = self._state, self._tracker
         session = state.sessions.get(session_id)
         active = session.active if session is not None else None
@@ -196,7 +213,7 @@ class SessionCloser:
         later = self._to_fence(session) if is_given_up or session.is_superseded else ()
         if not active.is_fenced:
             if active.end is not None and not _falls_short(session, active.run, active.end, tracker):
-                # A sealed run may be complete, or become so: then it needs no fence.
+                # A sealed run needs no fence if it is complete or can still become complete.
                 end = SessionEnd(session.id, active.run, *active.end)
                 return (
                     (is_given_up or session.is_superseded)
@@ -219,7 +236,9 @@ class SessionCloser:
         return CloseRun(session.id, active.run, *furthest, self._to_close_empty(session), announced)
 
     def _to_fence(self, session: Session) -> tuple[int, ...]:
-        """The later runs of a session without a publisher that may not get the bytes they need to end."""
+        """For a session without a publisher: the later runs that may never get the bytes that they need to
+        end.
+        """
         tracker = self._tracker
 
         def is_complete(run: int, end: End) -> bool:
@@ -232,9 +251,10 @@ class SessionCloser:
         return tuple(islice(runs, LATER_MAX))
 
     def _to_close_empty(self, session: Session) -> tuple[int, ...]:
-        """The later runs that are fenced, and of which no byte was acknowledged or is left.
+        """The later runs that are fenced, and of which no byte was acknowledged and no byte is left.
 
-        A run whose end was announced since it was opened is closed alone, with that end: it is cut short.
+        If the end of a run was announced after it was opened, the run is closed alone, with that end: it is
+        cut short.
         """
         fenced = (one for one in session.active_runs[1:] if one.is_fenced and one.end is None)
         runs = (
@@ -249,7 +269,7 @@ class SessionCloser:
 
 
 def _announced(tracker: ReplicationTracker, session_id: int, run: int) -> End | None:
-    """The end that the publisher announced; None if it announced none, or no possible one."""
+    """The end that the publisher announced; None if it announced no end or an impossible one."""
     announced = tracker.announced(session_id, run)
     if announced is None or not may_be_end(announced.offset, announced.number):
         return None
@@ -265,8 +285,9 @@ def _is_announced(session: Session, run: int, tracker: ReplicationTracker) -> bo
 def _may_be_fenced(session: Session, run: int, tracker: ReplicationTracker) -> bool:
     """Whether a majority holds everything that the publisher still had, or no publisher will come.
 
-    A run whose publisher may come back is not fenced before a majority holds everything that it announced:
-    messages on its own disk are not abandoned, however long it is disconnected.
+    If the publisher of a run may come back, the run is not fenced before a majority holds everything that the
+    publisher announced. Messages on the publisher's own disk are not abandoned, even if it is disconnected
+    for a long time.
     """
     if session.is_superseded:
         return True
@@ -275,7 +296,9 @@ def _may_be_fenced(session: Session, run: int, tracker: ReplicationTracker) -> b
 
 
 def _falls_short(session: Session, x: int, end: End, tracker: ReplicationTracker) -> bool:
-    """Whether the publisher now announces an end of a sealed run before the one that it was opened with."""
+    """Whether the publisher now announces an earlier end of a sealed run than the end with which the run was
+    opened.
+    """
     announced = tracker.announced(session.id, x)
     return announced is not None and (announced.roll, announced.offset) < end[:2]
 
@@ -301,11 +324,11 @@ class DiskRestoration:
     def plan(
         self, joins: Mapping[str, int], merged: Mapping[str, int], planned: int = 0
     ) -> list[RestoreDisk]:
-        """Restore the disks that are whole again.
+        """Return the commands that restore the disks that are whole again.
 
-        `joins`: by node, the number of joined disks at its last report that the tracker has completely.
-        `merged`: by node, the last instruction that it has merged durably. `planned`: the last instruction in
-        flight, which may rely on bytes of a lost disk.
+        `joins`: for each node, the number of joined disks at the last report of the node that the tracker has
+        completely. `merged`: for each node, the last instruction that it has merged durably. `planned`: the
+        last instruction in flight, which may rely on bytes of a lost disk.
         """
         state = self._state
         broken = [(node, disk) for node, disk in state.disks.items() if not disk.is_whole]
@@ -323,7 +346,7 @@ class DiskRestoration:
             wanted = self._wanted[disk.id]
             for place in [place for place, end in wanted.items() if self._is_there(node, place, end)]:
                 del wanted[place]
-            # Until the new disk was reported, the reported merged end may be of the disk before.
+            # Before the new disk was reported, the reported merged end may be the end of the previous disk.
             reached = merged.get(node, 0) if joins.get(node, 0) >= disk.joined else 0
             if not wanted and reached >= self._merged[disk.id]:
                 commands.append(RestoreDisk(node, disk.id))

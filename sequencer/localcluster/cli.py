@@ -59,7 +59,9 @@ def report_lines(text: str) -> None:
 
 
 def _run(cluster: DevCluster, *, is_temporary: bool) -> None:
-    """Run it until a signal. An error is printed line by line, as it may contain the end of a log."""
+    """Run the cluster until a signal. An error is printed line by line, because it may contain the end of a
+    log.
+    """
     with cluster:
         click.echo(f"starting {', '.join(cluster.nodes.names)} in {cluster.root}", err=True)
         try:
@@ -75,7 +77,7 @@ def _run(cluster: DevCluster, *, is_temporary: bool) -> None:
 
 
 def introduction(cluster: DevCluster, leader: str, *, is_temporary: bool) -> Iterator[str]:
-    """What to paste where."""
+    """The lines that show the user how to use the cluster."""
     stays = "removed at the end" if is_temporary else "kept"
     url, pki, stream = cluster.url, cluster.pki, cluster.nodes.stream
     names = ", ".join(cluster.nodes.names)

@@ -12,7 +12,9 @@ from sequencer.localcluster.nodes import LocalCluster
 def client_settings(
     nodes: LocalCluster, role: Literal["publisher", "subscriber"], name: str, root: Path, **more: object
 ) -> dict[str, Any]:
-    """Settings of a child process, as JSON: `root` below which it keeps its log, nodes, certificate."""
+    """Settings of a child process, as JSON: nodes, certificate, and `root`, below which the child keeps its
+    log.
+    """
     tls = nodes.certificate(role, name)
     return {
         "name": name,

@@ -34,12 +34,12 @@ _RESTART_S: Final = 5.0
 
 
 class DevCluster:
-    """The cluster in `root`: that which is there, or a new one of `nodes` nodes. Leaving it stops the nodes.
+    """The existing cluster in `root`, or a new one of `nodes` nodes. Leaving the context stops the nodes.
 
-    A new one has the usual ports, if they are free and unless `has_any_ports`.
+    A new cluster has the usual ports, if they are free and unless `has_any_ports`.
 
     Raises `rt.InvalidOption` if `root` holds a cluster with another stream or number of nodes,
-    `rt.DirectoryLocked` if it runs.
+    `rt.DirectoryLocked` if the cluster runs.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DevCluster:
 
     @property
     def url(self) -> str:
-        """For `rt.connect`."""
+        """The URL for `rt.connect`."""
         place = f"{','.join(self.nodes.endpoints)}/{self.nodes.stream}"
         return f"rt://{place}?tls_dir={self.pki}&path={self.root / 'clients'}"
 
@@ -102,10 +102,10 @@ class DevCluster:
         return self.nodes.wait_ready()
 
     def watch(self, on_event: Callable[[str], object]) -> None:
-        """Return never. `on_event` gets a line for each node that ends and that starts again.
+        """Watch the nodes indefinitely. `on_event` gets a line each time that a node ends or starts again.
 
-        A node that was killed starts again after a while, as a service manager does it. One that ended by
-        itself does not. `ProcessEnded` if none is left.
+        If a node was killed, it starts again after a while, as a service manager does it. If a node ended by
+        itself, it does not start again. `ProcessEnded` if no node is left.
         """
         due_s: dict[str, float] = {}
         while True:
@@ -126,7 +126,7 @@ class DevCluster:
             time.sleep(_CHECK_S)
 
     def _issue(self) -> None:
-        """New certificates for programs. Those that run reload them."""
+        """Issue new certificates for programs. Running programs reload them."""
         for name, role in CLIENTS.items():
             issue(self.pki, Identity(self.nodes.stream, role, name), renew=True, now=issued_at())
         write_p12(self.pki, "ops")
@@ -135,7 +135,7 @@ class DevCluster:
 def _ports(
     root: Path, nodes: int | None, stream: str | None, *, has_any: bool
 ) -> tuple[str, dict[str, NodePorts]]:
-    """Stream and ports from the directory's file. It is written if there is none."""
+    """Stream and ports from the directory's file. The file is written if it does not exist."""
     file = root / "cluster.json"
     try:
         saved = json.loads(read_settings(file, is_regular=True))
@@ -186,7 +186,7 @@ def _check_free(ports: Mapping[str, NodePorts]) -> None:
 
 
 def _new_ports(names: list[str], *, has_any: bool) -> dict[str, NodePorts]:
-    """The usual ports and those after them; others if one of these is in use."""
+    """The usual ports and the ports after them; other ports if one of these is in use."""
     usual = {name: NodePorts(DATA_PORT + at, RAFT_PORT + at, REST_PORT + at) for at, name in enumerate(names)}
     if not has_any and all(is_free(port) for own in usual.values() for port in filter(None, own)):
         return usual

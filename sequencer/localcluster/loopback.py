@@ -1,4 +1,4 @@
-"""What a cluster on one machine needs: free ports, and certificates for the loopback."""
+"""Free ports, and certificates for the loopback, for a cluster on one machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _ports_of(_process: int) -> Iterator[int]:
 
 
 def _mark(first: int) -> socket.socket | None:
-    """A socket that shows others that the block is taken, while it is open."""
+    """A socket that, while it is open, shows other processes that the block is taken."""
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         mark.bind(f"\0rt: {BLOCK} ports from {first}")
@@ -98,7 +98,9 @@ def issued_at() -> datetime:
 
 
 def make_certificates(directory: Path, stream: str, names: Sequence[str]) -> dict[str, list[str]]:
-    """A CA, if there is none, and a new pair for each node, on loopback: `TLS(*paths)`."""
+    """Create a CA, if there is none, and a new certificate and key for each node, on loopback. Return the
+    paths by node, for `TLS(*paths)`.
+    """
     now = issued_at()
     if not Path(directory, "ca.crt").exists():
         init_ca(directory, now=now)

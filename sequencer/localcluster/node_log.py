@@ -21,18 +21,20 @@ class NodeLog:
         self.term = 0
         """The last term in which this node led."""
         self.leads = 0
-        """That term if it still leads, else 0."""
+        """The value of `term` if the node still leads, else 0."""
         self.has_failed = False
         """Whether a part of the node has failed since its start."""
         self._at = 0
 
     def start(self) -> None:
-        """The next lines are of another run."""
+        """Prepare for another run of the node: the next lines belong to it."""
         self.read()
         self.leads, self.has_failed = 0, False
 
     def forget_terms(self) -> None:
-        """The node lost its directory. A cluster that starts again without it may have lower terms."""
+        """Forget the terms, because the node lost its directory. A cluster that starts again without the
+        directory may have lower terms.
+        """
         self.read()
         self.term = self.leads = 0
 

@@ -1,6 +1,7 @@
-"""The command `rt`, but it is killed when its standard input ends: its parent has ended.
+"""The command `rt`, but it is killed when its standard input ends, because then its parent has ended.
 
-`python -m sequencer.localcluster.node_main node ...`. A module of its own: a node imports only what it needs.
+`python -m sequencer.localcluster.node_main node ...`. This is a separate module, so that a node imports only
+the modules that it needs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariants:
 - When a call returns, its action is done: a killed node and its children have ended.
-- No process outlives the `LocalCluster` that started it, nor the process that holds it.
+- No process outlives the `LocalCluster` that started it, nor the process that holds this `LocalCluster`.
 
 Nodes have names ("n1", "n2", ...). Each logs to `<root>/<name>.log` and keeps everything else below
 `<root>/<name>`.
@@ -44,16 +44,16 @@ WAIT_S: Final = 120.0
 _POLL_S: Final = 0.02
 _MODULE: Final = "sequencer.localcluster.node_main"
 _STOP_S: Final = 60.0
-"""A node gives each of its two children 10 s."""
+"""A node gives each of its two children 10 s to stop."""
 
 
 class LocalCluster:
-    """`count` nodes of the cluster of `stream`, below `root`, not running yet.
+    """A cluster of `stream` with `count` nodes below `root`. The nodes do not run yet.
 
-    `root` must be a short path: a Unix socket in `<root>/<name>` has less than 100 bytes. `flags` are passed
-    to each `rt node`. With `with_rest` the nodes serve REST and health on ports of their own. `ports`: those
-    of each node; default: free ones. The first `begin` nodes (default: all) make the cluster; the others
-    know these and themselves, and are to be added.
+    `root` must be a short path: the path of a Unix socket in `<root>/<name>` has less than 100 bytes. `flags`
+    are passed to each `rt node`. With `with_rest` the nodes serve REST and health on ports of their own.
+    `ports`: the ports of each node; default: free ports. The first `begin` nodes (default: all) make the
+    cluster. The other nodes know these nodes and themselves, and must be added later.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LocalCluster:
     ) -> TLS:
         """The certificate of this identity: issued at the first call and with `renew`. Thread-safe.
 
-        That of a node was made with the cluster.
+        The certificate of a node was made with the cluster.
         """
         if role == "node":
             return TLS(*self._certificates[name])
@@ -119,7 +119,7 @@ class LocalCluster:
         with self._issuing:
             if renew or identity not in self._issued:
                 directory.mkdir(exist_ok=True)
-                # Issued beside the CA, where a certificate of that name may be another role's.
+                # `issue` writes beside the CA, where a certificate of that name may belong to another role.
                 paths = issue(self._pki, identity, renew=True, now=issued_at())
                 self._issued[identity] = TLS(*(shutil.copy(path, directory) for path in paths))
             return self._issued[identity]
@@ -138,7 +138,7 @@ class LocalCluster:
             return 0
 
     def compare(self, *others: Path) -> Comparison:
-        """Compare the merged logs of all nodes byte by byte, and `others`."""
+        """Compare the merged logs of all nodes, and `others`, byte by byte."""
         return compare([*map(self.merged_directory, self.names), *others])
 
     def leader(self) -> str | None:
@@ -188,7 +188,9 @@ class LocalCluster:
         return {name: self._running.pop(name).kill() for name in stopping}
 
     def kill(self, *names: str, part: Part = "node") -> None:
-        """Kill -9, all at nearly the same time. The node restarts a killed part."""
+        """Kill these nodes, or a part of each, with SIGKILL at nearly the same time. The node restarts a
+        killed part.
+        """
         with contextlib.ExitStack() as opened:
             pids = [pid for name in names for pid in self.pids(name, part)]
             handles = [fd for pid in pids if (fd := _open_process(pid, opened)) is not None]
@@ -202,7 +204,7 @@ class LocalCluster:
                 self._running.pop(name).kill()
 
     def pause(self, name: str, part: Part = "node") -> None:
-        """SIGSTOP; its connections stay open."""
+        """Send SIGSTOP to a node or a part of it. Its connections stay open."""
         self._signal(name, signal.SIGSTOP, part)
 
     def resume(self, name: str, part: Part = "node") -> None:
@@ -215,7 +217,9 @@ class LocalCluster:
         self._logs[name].forget_terms()
 
     def pids(self, name: str, part: Part = "node") -> list[int]:
-        """The processes of a running node, itself first; or its process for `part`, if that runs."""
+        """The process ids of a running node and its children, the node first; or of its process for `part`,
+        if that runs.
+        """
         node = self._running[name].pid
         children = ProcessTable().children(node)
         return [node, *children] if part == "node" else [pid for pid in children if _role(pid) == part]
@@ -230,7 +234,9 @@ class LocalCluster:
         timeout_s: float = WAIT_S,
         poll_s: float = _POLL_S,
     ) -> None:
-        """Wait for the condition. `ProcessEnded` if a node ends, or `rt.Timeout`, both with the log's end."""
+        """Wait until the condition is met. `ProcessEnded` if a node ends, `rt.Timeout` if the time is over,
+        both with the log's end.
+        """
         deadline = time.monotonic() + timeout_s
         while not is_met():
             self.check_alive()
@@ -285,7 +291,7 @@ class LocalCluster:
         return {name: self._running.pop(name).kill() for name in ended}
 
     def _check_started(self) -> None:
-        """Raise `ProcessEnded` if a part of a node has failed since that was started."""
+        """Raise `ProcessEnded` if a part of a node has failed since the node was started."""
         for name in self.running:
             if self._logs[name].has_failed:
                 raise ProcessEnded("a node cannot start", where=name, got=self.last_words(name))
@@ -309,7 +315,7 @@ class LocalCluster:
 
     def _environment(self, name: str) -> dict[str, str]:
         """The environment of a node's processes."""
-        del name  # All have the same.
+        del name  # All nodes have the same environment.
         return {key: value for key, value in os.environ.items() if not key.startswith("RT_")}
 
     def _seen_by(self, name: str) -> dict[str, tuple[str, str]]:
@@ -329,7 +335,7 @@ class LocalCluster:
 
 
 def differences(comparison: Comparison, end: int) -> list[str]:
-    """What is wrong with merged logs that must be equal and end at `end`."""
+    """The problems of merged logs that must be equal and end at `end`."""
     ends = [f"{log.path} ends at {log.end}, not at {end}" for log in comparison.logs if log.end != end]
     return [*map(str, comparison.differences), *ends]
 

@@ -1,8 +1,8 @@
-"""Nodes as processes of their own, which answer questions on their standard input. The end of a run.
+"""Nodes as separate processes, which answer requests on their standard input. Also the end of a run.
 
-Invariant: no child outlives its parent, nor its `Process` once that was closed. A publisher's push process
-outlives the publisher by design. So each process of a run carries a mark in its environment, which its
-children inherit, and by which `nothing_left` finds and kills all of them.
+Invariant: no child outlives its parent, nor its `Process` after that was closed. A publisher's push process
+outlives the publisher by design. So each process of a run carries a mark in its environment, and its children
+inherit the mark. `nothing_left` finds all processes with the mark and kills them.
 """
 
 from __future__ import annotations
@@ -53,15 +53,18 @@ class Process(ChildProcess):
         self.kill()
 
     def signal(self, number: int) -> None:
-        """Send a signal, unless it has ended. After SIGSTOP it has stopped on return."""
+        """Send a signal, unless the process has ended. After SIGSTOP, the process has stopped when this
+        returns.
+        """
         if self.status is None:
             super().signal(number)
             if number == signal.SIGSTOP:
-                # The kernel wakes a stopped orphan and hangs it up, but not one that is about to stop.
+                # The kernel resumes a stopped orphan and hangs it up (SIGHUP), but not an orphan that is
+                # about to stop.
                 os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def terminate(self, timeout_s: float) -> int:
-        """SIGTERM; its exit status. It is killed if it does not end in time."""
+        """Send SIGTERM and return the exit status. The process is killed if it does not end in time."""
         self.signal(signal.SIGTERM)
         self.wait(timeout_s)
         return self.kill()
@@ -102,7 +105,7 @@ class Process(ChildProcess):
 
 
 def serve(answer: Callable[[str, Answer], Answer]) -> None:
-    """In a child: answer the parent's requests in order, until SIGTERM; dies with the parent.
+    """In a child: answer the parent's requests in order, until SIGTERM. The child ends with the parent.
 
     An error of `answer(do, arguments)` ends the process.
     """
@@ -117,7 +120,9 @@ def serve(answer: Callable[[str, Answer], Answer]) -> None:
 
 
 def _next(requests: queue.SimpleQueue[bytes | None]) -> bytes | None:
-    """The next request. A signal just before a wait is handled only after it, so no wait is long."""
+    """The next request. A signal that arrives just before a wait is handled only after the wait, so each wait
+    is short.
+    """
     while True:
         with contextlib.suppress(queue.Empty):
             return requests.get(timeout=_POLL_S)
@@ -125,7 +130,7 @@ def _next(requests: queue.SimpleQueue[bytes | None]) -> bytes | None:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Kill everything that was started inside and still runs."""
+    """Kill all processes that were started inside and still run."""
     mark = secrets.token_hex(16)
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = mark
@@ -137,7 +142,8 @@ def nothing_left() -> Iterator[None]:
         else:
             os.environ[_VARIABLE] = before
         while found := processes_with(f"{_VARIABLE}={mark}"):
-            # All stop before one dies, so that no supervisor sees and reports the death of its child.
+            # Stop all processes before one is killed, so that no supervisor sees and reports the death of its
+            # child.
             for sent in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in found:
                     with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Logs what keeps the merger from merging: at first, then once a minute. It tries five times a second."""
+"""Logs why the merger cannot merge: at first, then once a minute. The merger tries five times a second."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ POLL_S: Final = 0.1
 RETRY_S: Final = 0.5
 """Pause before peers are asked again if none could help."""
 SILENCE_MIN_S: Final = 2.0
-"""A peer that sends nothing for this long is left for another one. The time doubles, up to `SILENCE_MAX_S`,
-each time that no peer could help and one was silent: it may be busy. Once nothing is missing, the time is
-short again.
+"""If a peer sends nothing for this time, another peer is asked. The time doubles, up to `SILENCE_MAX_S`, each
+time that no peer could help and a peer was silent, because that peer may be busy. When nothing is missing,
+the time is short again.
 """
 SILENCE_MAX_S: Final = 10.0
 FETCHES_MAX: Final = 8
@@ -56,7 +56,7 @@ class _Wait(Struct):
     missing: MissingInput
     since_s: float
     place: LogOffset | None
-    """How far the stream that brings the input has come; None if there is no such stream."""
+    """The offset that the stream with the missing input has reached; None if there is no such stream."""
     moved_s: float
     """When that stream last advanced."""
 
@@ -90,7 +90,9 @@ class CatchUp:
         self._wait: _Wait | None = None
         self._silence_s = SILENCE_MIN_S
         self._silent = set[str]()
-        """Peers that were silent, and have not answered for a range since. The others are asked first."""
+        """Peers that were silent, and have not answered a request for a range since. The other peers are
+        asked first.
+        """
         self._reported = ""
         self.copied: Phase | None = None
         """How far merged bytes were copied from peers; None while none are copied."""
@@ -116,7 +118,7 @@ class CatchUp:
             self._holders.pop(session_id, None)
 
     def _is_due(self, missing: MissingInput | None) -> bool:
-        """Whether the merger's missing input must be fetched now."""
+        """The offset that the stream with the missing input has reached; None if there is no such stream."""
         if missing is None:
             self._wait, self._silence_s = None, SILENCE_MIN_S
             return False
@@ -145,7 +147,7 @@ class CatchUp:
         await self._loop.run_in_executor(self._pool, merger.resume)
         if merger.damage is not None:
             if merger.damage.path == damage.path:
-                raise merger.damage  # Everything that was synced is valid, so the cause is another one.
+                raise merger.damage  # All synced bytes are valid, so the error has another cause.
             self._merged_log.request_repair(merger.damage)
 
     async def _help(self, merger: Merger) -> None:
@@ -155,7 +157,7 @@ class CatchUp:
             return
         ends = await self._merged_ends()
         if merger.gap is None and merger.missing is None:
-            return  # It came meanwhile.
+            return  # The missing bytes arrived meanwhile.
         ahead = peers_ahead(ends, merger.position, is_cut_off=merger.gap is not None)
         if ahead:
             await self.catch_up(merger, ahead, max(ends.values()))
@@ -170,9 +172,10 @@ class CatchUp:
         await asyncio.sleep(RETRY_S)
 
     async def _fetch_ranges(self, merger: Merger) -> bool:
-        """Fetch the input of the next plans. Returns whether the first of them has its input now.
+        """Fetch the input of the next plans. Returns whether the first plan has its input now.
 
-        Input of later plans is no progress: while a stream flows, peers have more of it at each round.
+        Input of later plans does not count as progress: while messages are published, peers have more of it
+        in each round.
         """
         plans, is_here = merger.upcoming(), self._is_here
         if merger.missing is not None and not plan_ranges(plans[:1], is_here):
@@ -233,7 +236,7 @@ class CatchUp:
             return None
 
     def _record(self, endpoint: str, error: RtError | None) -> None:
-        """A peer was asked. `error`: why it did not help; None if it did."""
+        """Record the result of a request to a peer. `error`: why the peer did not help; None if it helped."""
         if isinstance(error, Timeout):
             self._silent.add(endpoint)
         else:
@@ -247,11 +250,12 @@ class CatchUp:
     async def catch_up(self, merger: Merger, endpoints: list[str], target: int) -> None:
         """Copy everything that these peers have merged by now, up to position `target`.
 
-        Copying only what is missing now would never catch up with a stream that flows.
+        If only the bytes that are missing now were copied, the node would never catch up while messages are
+        published.
         """
         wanted, missing = merger.gap, merger.missing
         if missing is not None and self._has_arrived(missing):
-            missing = None  # It is here, but cannot be read.
+            missing = None  # The input is here, but cannot be read.
         logger.info(
             "catch_up_started from_position=%d to_position=%d place=%s", merger.position, target, wanted
         )
@@ -280,7 +284,9 @@ class CatchUp:
         logger.info("caught_up to_position=%d", merger.position)
 
     async def _may_arrive(self, position: int) -> bool:
-        """Whether a peer has merged more than `position`. Others may be silent once one has."""
+        """Whether a peer has merged more than `position`. One such peer is enough: the others may be
+        silent.
+        """
         asked = [asyncio.ensure_future(self._merged_end(endpoint)) for endpoint in self._peers.all()]
         try:
             for answer in asyncio.as_completed(asked):

@@ -1,4 +1,5 @@
-"""Session ranges that this node's replicas are missing: fetched from peers, in memory until they are merged.
+"""Session ranges that are missing in this node's replicas. They are fetched from peers, and stay in memory
+until they are merged.
 
 The event loop adds them; the merger's thread finds and removes them.
 """

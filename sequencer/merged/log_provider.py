@@ -14,7 +14,7 @@ from sequencer.sessions.replicas import SessionReplicas
 
 
 class NodeLogProvider:
-    """`nodes` returns the voting members of the cluster, once they have changed."""
+    """`nodes` returns the voting members of the cluster, if they have ever changed."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The input of the merger: session bytes, in ranges that were fetched from peers or in session replicas.
 
 Invariant: the merged log gets only bytes with the running checksum that the plan names. `FetchedRanges`
-returns no others. Those of a replica are compared before they are copied, and the writer verifies the bytes
-while it copies them.
+returns only such bytes. The checksum of a replica's bytes is compared before they are copied, and the writer
+verifies the bytes while it copies them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class ReplicaSource(Protocol):
         """Open the segment's file. The caller closes it."""
 
     def on_bad_replica(self, block: BlockWrite, got: str) -> None:
-        """The replica's bytes are not those that the plan names, or changed since they were verified.
+        """Handle a replica whose bytes differ from the bytes that the plan names, or changed since they were
+        verified.
 
         Must fetch good bytes from a peer. May be called again until they are here. `got` is for the log.
         """
@@ -74,7 +75,9 @@ class MergeInput:
         self.files = ReplicaFiles(sources.open)
 
     def find(self, block: BlockWrite) -> BlockInput | None:
-        """The input of a block; None if it is not here. The caller compares the checksum of a replica's."""
+        """The input of a block; None if it is not here. If it is in a replica, the caller compares its
+        checksum.
+        """
         segment, fetched = SegmentId(block.run, block.roll), self._fetched.find(block)
         if fetched is not None and (range_info := fetched.range_info(block)) is not None:
             return BlockInput(segment, range_info, fetched)
@@ -102,7 +105,9 @@ class MergeInput:
 
 
 def find_block(plan: WritePlan, name: str) -> BlockWrite:
-    """The block that an error is about: the first one copied from the file `name`, or else from any file."""
+    """The block that an error concerns: the first block copied from the file `name`, or else from any
+    file.
+    """
     blocks = [block for block in plan.blocks if not block.is_declaration]
     names = (_name_of(block.session_id, SegmentId(block.run, block.roll)) for block in blocks)
     return next((block for block, one in zip(blocks, names, strict=True) if one == name), blocks[0])
@@ -116,7 +121,8 @@ def _name_of(session_id: int, segment: SegmentId) -> str:
 class ReplicaFiles:
     """Open files: one for each session, and earlier ones that the present plan reads. For one thread.
 
-    A session's segments are merged in order, so its last opened file is the one that the next plan needs.
+    A session's segments are merged in order, so the next plan needs the file that was opened last for the
+    session.
     """
 
     def __init__(self, open_segment: Callable[[int, SegmentId], File]) -> None:
@@ -130,7 +136,9 @@ class ReplicaFiles:
         return len(self._files)
 
     def open(self, session_id: int, segment: SegmentId) -> File:
-        """The segment's file. After another segment of the session is opened, `close_passed` closes it."""
+        """Return the segment's file. `close_passed` closes it after another segment of the session is
+        opened.
+        """
         known = self._files.get(session_id)
         if known is not None and known[0] != segment:
             self._passed.append(self._files.pop(session_id)[1])

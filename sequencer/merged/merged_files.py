@@ -45,9 +45,10 @@ class MergedFiles:
         """The last hard reset. The first segment after it may start at any position."""
 
     def open(self) -> tuple[LogWriter, int]:
-        """Open the log without what the cluster trimmed, if that is corrupt.
+        """Open the log. If a segment that the cluster trimmed is corrupt, open the log without the trimmed
+        segments.
 
-        Returns its writer, which the caller sets, and its last complete instruction.
+        Returns the log's writer, which the caller sets, and the last complete instruction of the log.
         """
         try:
             return self._open()
@@ -97,7 +98,7 @@ class MergedFiles:
         return end if self.cleared is None else max(end, self.cleared.position)
 
     def reaches(self, begin: LogOffset, first: int) -> bool:
-        """Whether this log contains everything before `begin`, which is position `first`."""
+        """Whether this log contains everything before the offset `begin`, whose position is `first`."""
         if self.is_first_after_reset(begin.segment) and begin.offset == 0:
             return True
         here = self.place
@@ -123,9 +124,9 @@ class MergedFiles:
         return last is None or last.id != plan.segment or not last.is_trimmed
 
     def heads(self, plan: WritePlan) -> list[bytes]:
-        """The headers of blocks in the log where an earlier execution of the plan wrote them.
+        """Read the block headers in the log at the offsets where an earlier execution of the plan wrote them.
 
-        `rt.Corrupt` if these bytes are corrupt now. Sound headers of other blocks are returned.
+        `rt.Corrupt` if these bytes are corrupt now. Valid headers of other blocks are returned.
         """
         if not plan.blocks:
             return []
@@ -150,9 +151,9 @@ class MergedFiles:
         return segment is not None and bool(trimmed) and segment <= trimmed[-1].id
 
     def to_trim(self) -> dict[SegmentId, tuple[TrimReason, int]]:
-        """The sealed segments here that the cluster trimmed: for which reason, and when.
+        """The sealed segments on this node that the cluster trimmed, with the reason and the time.
 
-        Those too whose files are still here, because the disk was too full to remove them.
+        They include segments whose files are still here because the disk was too full to remove them.
         """
         writer, trimmed = self.writer, self.trimmed
         if writer is None or not trimmed:
@@ -164,7 +165,8 @@ class MergedFiles:
             is_growing = writer.active is not None and segment.id == writer.active.id
             if segment.id > last.id or is_growing:
                 break
-            # The state forgets old segments. They get the reason and time of the oldest that it lists.
+            # The state does not list old segments any more. They get the reason and time of the oldest listed
+            # segment.
             known = trimmed[bisect_left(trimmed, segment.id, key=lambda one: one.id)]
             found[segment.id] = (known.reason, known.trimmed_ns)
         return found

@@ -39,7 +39,7 @@ logger = logging.getLogger("sequencer")
 
 
 class MergedLog:
-    """Owns the merger, from the first state that belongs to a cluster."""
+    """Owns the merger, starting with the first state that belongs to a cluster."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class MergedLog:
         self._reports.merged(self.merger.durable)
 
     def add(self, plan: WritePlan) -> None:
-        """Merge what the cluster's next merge instruction says."""
+        """Execute the plan of the cluster's next merge instruction."""
         assert self.merger is not None, "no cluster yet"
         self._consumed.add(plan)
         self.merger.add(plan)
 
     def on_trimmed(self, state: SequencerState, trimmed: SegmentsTrimmed) -> None:
-        """Trim what the cluster trimmed, as soon as it is sealed here."""
+        """Trim the segments that the cluster trimmed, each as soon as it is sealed on this node."""
         if trimmed.overridden:
             logger.warning(
                 "holds_overridden names=%s reason=%s log_start=%d",
@@ -113,7 +113,9 @@ class MergedLog:
         return self.merger.durable.instruction if self.merger is not None else 0
 
     def is_released(self, session_id: int) -> bool:
-        """Whether everything merged of a session is durable in enough merged logs, so its input can go."""
+        """Whether all merged bytes of a session are durable in enough merged logs, so that its input can be
+        deleted.
+        """
         released = self.released
         return released is not None and self._consumed.is_durable(session_id, released)
 
@@ -142,8 +144,8 @@ class MergedLog:
     async def open(self, cluster: bytes) -> None:
         """Open the log of this cluster in a thread: its newest segment is scanned and synced.
 
-        Storage errors; `rt.Corrupt` if the log is beyond repair. If the caller is cancelled, this waits for
-        the thread, and `close` closes what it has opened.
+        Raises storage errors, and `rt.Corrupt` if the log cannot be repaired. If the caller is cancelled,
+        this waits for the thread, and `close` closes everything that the thread has opened.
         """
         identity = LogIdentity(LogKind.MERGED, cluster, self._stream)
         opened: list[Merger] = []
@@ -167,9 +169,11 @@ class MergedLog:
             self.request_repair(opened[0].damage)
 
     def request_repair(self, damage: Corrupt) -> None:
-        """Request the repair of the merged log, which cannot be opened. `rt.Corrupt` if it is no segment.
+        """Request the repair of the merged log, which cannot be opened. `rt.Corrupt` if the corrupt file is
+        no segment.
 
-        Without peers an operator must act: put good bytes in place, or reset the stream. The alarm stays.
+        If there are no peers, an operator must act: put good bytes in place, or reset the stream. The alarm
+        stays.
         """
         if not self._repairer.on_corrupt(damage):
             raise damage

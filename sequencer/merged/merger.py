@@ -63,10 +63,10 @@ class Merger:
         on_written: Callable[[], None] = lambda: None,
         fetched: FetchedRanges | None = None,
     ) -> None:
-        """`on_failed` is called after `failure` is set, `on_written` after each plan; by the thread that
-        executed it.
+        """`on_failed` is called after `failure` is set, and `on_written` after each plan. The thread that
+        executed the plan calls them.
 
-        Ranges in `fetched`, which come from peers, are used before those of `sources`.
+        Ranges in `fetched`, which come from peers, are used before the ranges of `sources`.
         """
         assert identity.kind is LogKind.MERGED, identity
         self._fetched = FetchedRanges() if fetched is None else fetched
@@ -243,7 +243,7 @@ class Merger:
             self._changed.notify_all()
 
     def sync(self) -> MergeProgress:
-        """Sync what is written and return how far that is. `rt.StorageFailed` is final."""
+        """Sync the written bytes and return the durable progress. `rt.StorageFailed` is final."""
         with self._output.lock:
             with self._changed:
                 written, writer = self.written, self._output.writer
@@ -282,7 +282,7 @@ class Merger:
     def _find_gap(self) -> None:
         """Set `gap` unless the first plan, or the state's end, follows the end of this log."""
         end, reached = self._end
-        # Plans before the first segment write nothing and have no place.
+        # Plans before the first segment write nothing and have no offset.
         plan = next((one for one in self._plans if one.end_offset), None)
         begin = end if plan is None else begin_of(plan)
         first = reached.position if plan is None else plan.first_position
@@ -341,7 +341,7 @@ class Merger:
         self._on_written()
 
     def _may_work(self) -> bool:
-        """Whether the thread may go on: it has something to do, or must end."""
+        """Whether the thread may continue: it has something to do, or must end."""
         if not self._is_idle:
             return False  # The event loop executes a plan.
         if self._is_closed or self.failure is not None:

@@ -16,12 +16,12 @@ from sequencer.state.write_plan import BlockWrite, WritePlan
 
 QUICK_BYTES_MAX: Final = 64 * 1024
 QUICK_BLOCKS_MAX: Final = 8
-"""A plan within both limits takes less time than two changes of threads."""
+"""A plan within both limits takes less time than two thread switches."""
 
 
 class Executed(NamedTuple):
     chain: int | None
-    """The running checksum of the merged log after it; None if it is not known."""
+    """The running checksum of the merged log after the plan; None if it is not known."""
 
 
 class PlanExecutor:
@@ -30,7 +30,9 @@ class PlanExecutor:
     def __init__(
         self, output: MergedFiles, source: MergeInput, wait_for: Callable[[BlockWrite], BlockInput | None]
     ) -> None:
-        """`wait_for` returns when a block's input is here, or None if the merger must stop before."""
+        """`wait_for` waits for the input of a block and returns it; None if the merger must stop before the
+        input arrives.
+        """
         self._output, self._input, self._wait_for = output, source, wait_for
 
     def execute(self, plan: WritePlan, chain: int | None) -> Executed | None:
@@ -96,9 +98,10 @@ class PlanExecutor:
         return None if found is None else self._input.frames(block, found, position + block.message_count)
 
     def _check_headers(self, plan: WritePlan, heads: list[bytes] | None, chain: int | None) -> None:
-        """Compare the merged log's running checksum with the plan's; `chain` is the one before it.
+        """Compare the running checksum of the merged log with the plan's. `chain` is the checksum before the
+        plan.
 
-        `heads` are the headers in the merged log, None if they were just written. If the checksum before them
+        `heads` are the headers in the merged log; None if they were just written. If the checksum before them
         is not known, the headers are compared instead.
         """
         expected = [block.head for block in plan.blocks]

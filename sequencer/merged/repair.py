@@ -1,11 +1,11 @@
-"""Keeps the files of this node sound: what is scrubbed, where good bytes come from, when to give up.
+"""Keeps the files of this node valid: what is scrubbed, where good bytes come from, when to give up.
 
 For one event loop. Invariants:
 - No part of the merged log is given up.
 - A session replica that no peer can repair, or that cannot be opened although its segments verify, is moved
-  aside. The node then counts as one that lost its disk of session replicas, because it reported bytes that it
-  does not have.
-- What verifies is moved aside only if the disks of a majority are whole without this one.
+  aside. The node then counts as a node that lost its disk of session replicas, because it reported bytes that
+  it does not have.
+- A replica that verifies is moved aside only if the disks of a majority are whole without this disk.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import SequencerState
 
 GIVE_UP_TRIES: Final = 6
-"""Attempts to repair a session replica, over about 20 s: peers that started at the same time are up then. The
-same number of attempts to open one takes about 12 s: a node that set one aside has started again by then.
+"""Number of attempts to repair a session replica. They take about 20 s: peers that started at the same time
+are up then. The same number of attempts to open a replica takes about 12 s: a node that set a replica aside
+has started again by then.
 """
 
 
@@ -108,7 +109,7 @@ class RepairService:
         return tuple(found)
 
     def _targets(self) -> Iterator[ScrubTarget]:
-        """What to scrub: the merged log, and the input that is not merged durably yet."""
+        """The segments to scrub: the merged log, and the input that is not merged durably yet."""
         if self._follower.state is None:
             return  # Without the state a segment's identity is unknown, and a repair is impossible.
         if os.path.isdir(self._merged):
@@ -138,7 +139,7 @@ class RepairService:
             await fetch_segment(
                 aside, identity, segment, positions[0], end, self._peers.all(), self._tls, line
             )
-        except Diverged as error:  # Between the peers.
+        except Diverged as error:  # The peers differ from each other.
             raise Unreachable("peers do not agree on that segment", where=segment, got=error) from error
 
     async def _fetch_replica(
@@ -153,15 +154,18 @@ class RepairService:
         await fetch_replica(self._replicas, aside, session, opened, segment, end, *peers, line)
 
     async def _on_repaired(self, directory: str, segment: SegmentId) -> None:
-        """Report what a replica was opened without, because the segment did not verify then."""
+        """Report the content that was not known when a replica was opened, because the segment did not verify
+        then.
+        """
         if os.path.dirname(directory) == self._sessions:
             await self._replicas.read_again(int(os.path.basename(directory)), segment)
 
     def on_unopened(self, error: Corrupt, failures: int) -> int:
-        """A session replica cannot be opened: repair the segment, or set the replica aside if that is sound.
+        """Handle a session replica that cannot be opened: set it aside if `_may_set_aside` allows it, or else
+        repair the segment.
 
         Returns the number of attempts that failed with this error while the segment was not being repaired.
-        `failures`: that number before.
+        `failures`: this number before the call.
         """
         path = os.path.abspath(error.path)
         if path in self.repairer.corrupt_files:
@@ -173,9 +177,9 @@ class RepairService:
         return failures + 1
 
     def _may_set_aside(self, failures: int) -> bool:
-        """Whether the other nodes have everything that was acknowledged, also if this disk counts as lost.
+        """Whether the other nodes have everything that was acknowledged, even if this disk counts as lost.
 
-        Nodes take turns by their names: the next one sees that this disk is not whole any more.
+        Nodes take turns in the order of their names: the next node sees that this disk is not whole any more.
         """
         state, node = self._follower.state, self._config.name
         if state is None or not self._follower.is_caught_up:
@@ -186,7 +190,7 @@ class RepairService:
         return failures >= turn * GIVE_UP_TRIES and len(whole) > len(voters) // 2
 
     def _give_up(self, directory: str, tries: int) -> bool:
-        """Set a session replica aside that no peer can repair. Returns whether that was done."""
+        """Set aside a session replica that no peer can repair. Returns whether it was set aside."""
         if os.path.dirname(directory) != self._sessions:
             return False
         session_id = int(os.path.basename(directory))
@@ -196,10 +200,11 @@ class RepairService:
         return True
 
     def _set_aside(self, directory: str) -> None:
-        """Move a session replica aside: publisher and peers send what is not merged.
+        """Move a session replica aside: the publisher and the peers send the bytes that are not merged.
 
-        The node has then lost bytes that it reported, as if its disk of session replicas were replaced, and
-        starts again as such. The disk id is deleted first, so that a crash in between is safe.
+        Then the node has lost bytes that it reported, as if its disk of session replicas were replaced. It
+        starts again as a node with such a disk. The disk id is deleted first, so that a crash in between is
+        safe.
         """
         session_id = int(os.path.basename(directory))
         target = os.path.join(self._kept, f"{session_id}.{time.time_ns()}")
@@ -225,7 +230,9 @@ class RepairService:
 
 
 def _last_set_aside(kept: str) -> tuple[str, int]:
-    """The session replica that was set aside last, and when; ("", 0): none. See `_give_up` for its name."""
+    """The session replica that was set aside last, and when; ("", 0) if there is none. See `_set_aside` for
+    its name.
+    """
     names = os.listdir(kept) if os.path.isdir(kept) else []
     times = {name: int(name.rpartition(".")[2]) for name in names if name.rpartition(".")[2].isdecimal()}
     if not times:

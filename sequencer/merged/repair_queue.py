@@ -1,12 +1,13 @@
-"""Corrupt segments of this node: not served from the corruption on, and repaired with good bytes from peers.
+"""Repairs corrupt segments of this node with good bytes from peers. Bytes from the corruption on are not
+served.
 
 Invariants:
 - Only the part of a segment before its corruption is served.
-- A corrupt segment stays as it is until verified bytes of this very segment are here. Then only the bytes
+- A corrupt segment stays as it is until verified bytes of the same segment are here. Then only the bytes
   that differ are overwritten.
-- A peer whose replica differs from the sound part here ends the process.
-- While no peer has good bytes, peers are asked again and everything else continues. Only data that can be had
-  elsewhere may be given up.
+- If the replica of a peer differs from the valid part here, the process ends.
+- While no peer has good bytes, peers are asked again and everything else continues. Data may be given up only
+  if it can be obtained elsewhere.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CorruptFiles(dict[str, Corrupt]):
     """The corrupt files, by absolute path. Any thread may read this."""
 
     def add(self, path: str, error: Corrupt) -> bool:
-        """Returns whether the file was not known as corrupt yet."""
+        """Add a corrupt file. Returns whether it was not known as corrupt yet."""
         return self.setdefault(path, error) is error
 
     def record_valid_end(self, path: str, offset: int) -> None:
@@ -56,15 +57,16 @@ class CorruptFiles(dict[str, Corrupt]):
 
 
 class VerifiedDisk(RealDisk):
-    """The disk from which others are served: a corrupt file can be read up to its corruption only."""
+    """The disk through which servers read: a corrupt file can be read only up to its corruption."""
 
     def __init__(self, corrupt_files: CorruptFiles) -> None:
         self._corrupt_files = corrupt_files
 
     def open(self, path: str, *, write: bool = False) -> File:
-        """`rt.Corrupt` if the file is known to be corrupt in its header, or is opened to write.
+        """Open a file. `rt.Corrupt` if it is known to be corrupt in its header, or known to be corrupt and
+        opened to write.
 
-        If it is corrupt further on, a read at or after that offset raises it.
+        If the file is corrupt after its header, a read at or after the corrupt offset raises `rt.Corrupt`.
         """
         known = self._corrupt_files.get(os.path.abspath(path)) if self._corrupt_files else None
         if known is None:
@@ -153,7 +155,8 @@ class Repairer:
 
     `aside` is a directory for this repairer alone. `on_failed` gets the error that must end the process.
     `give_up(directory, tries)` returns True if the directory was moved aside, so that no repair is needed.
-    `on_repaired(directory, segment)` is awaited when a segment is found sound, until it raises nothing.
+    `on_repaired(directory, segment)` is awaited when a segment is found valid. If it raises an error, it is
+    awaited again later.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class Repairer:
         self._pending: dict[str, _CorruptFile] = {}
         self._changed = asyncio.Event()
         self.found = self.repaired = 0
-        """Segments, since the start."""
+        """Numbers of segments, since the start."""
         self.last: tuple[str, int] = "", 0
         """The last corruption found: path with offset, and when; ns since 1970."""
 

@@ -1,6 +1,6 @@
 """Verifies this node's segments slowly and continuously, so that flipped bits are found before they matter.
 
-Only synced bytes are judged, unless they are trimmed meanwhile. The read rate is bounded, so nothing else
+Only synced bytes are verified, unless they are trimmed meanwhile. The read rate is bounded, so nothing else
 waits for the scrubber.
 """
 
@@ -22,11 +22,11 @@ from rt.log.scan.catalog import segment_path
 from rt.log.write.segment_repair import check_segment, synced_end
 
 SCRUB_BYTES_S: Final = 4 << 20
-"""A hundredth of what a disk and a checksum can do: 1 TB takes three days."""
+"""One hundredth of the rate that a disk and a checksum can reach: 1 TB takes three days."""
 ROUND_S: Final = 10.0
 """Pause between the end of a round and the start of the next. Small logs need not be read without a pause."""
 LEAST_BYTES: Final = 64 << 10
-"""The least that a segment counts as read: opening a file has a cost too."""
+"""Each segment counts as at least this number of bytes read, because opening a file has a cost too."""
 
 logger = logging.getLogger("sequencer")
 
@@ -84,7 +84,9 @@ class Scrubber:
             await self._report_corrupt(target, error)
 
     async def _report_corrupt(self, target: ScrubTarget, error: Corrupt | FileNotFoundError) -> None:
-        """Report the error, unless the segment was trimmed: its table entry says so before bytes go."""
+        """Report the error, unless the segment was trimmed. A trim is recorded in the table before bytes are
+        deleted.
+        """
         with contextlib.suppress(FileNotFoundError, LogNotFound):
             if not await run_to_end(self._pool, partial(synced_end, self._disk, *target)):
                 return

@@ -2,7 +2,7 @@
 
 Pure. Invariants:
 - A node keeps the input of an instruction until its own merged log and those of a majority hold it durably.
-- The low watermark only moves forward. Its reason stays true when nodes fail.
+- The low watermark only moves forward. The condition for it stays true when nodes fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 def low_watermark(merged: Iterable[int], voters: int) -> int:
     """The last instruction that a majority of `voters` nodes has merged durably.
 
-    `merged` has the last one of each voter that reported. Other voters count as having merged nothing.
+    `merged`: the last durably merged instruction of each voter that reported. Other voters count as having
+    merged nothing.
     """
     known = sorted(merged, reverse=True)
     majority = voters // 2 + 1
@@ -21,7 +22,7 @@ def low_watermark(merged: Iterable[int], voters: int) -> int:
 
 
 class SessionRetention:
-    """The instruction up to which this node need not keep the input. `voters`: the first list of them."""
+    """Tracks the instruction up to which this node need not keep the input. `voters`: the initial voters."""
 
     def __init__(self, node: str, voters: Iterable[str]) -> None:
         self._node, self._voters = node, frozenset(voters)

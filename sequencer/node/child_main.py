@@ -29,7 +29,7 @@ from sequencer.raft.model.members import MemberRemoved
 
 STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (Diverged, ExitStatus.DIVERGED),
-    # Files and settings stay as they are, however often they are read again.
+    # Files and settings stay the same, even if they are read again.
     (FormatError, ExitStatus.FAILED),
     (ClusterMismatch, ExitStatus.FAILED),
     (BadSetting, ExitStatus.FAILED),
@@ -37,9 +37,9 @@ STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (RestartLater, ExitStatus.RESET),
 )
 """The first match counts. A missing permission, and a directory or a link in the place of a file
-(`_UNUSABLE`), are FAILED too, except for certificates, which may be replaced at this moment. Any other
-error (a failed or full disk, a port or directory that an earlier child still holds, a bug) may be gone
-after a restart: FELL.
+(`_UNUSABLE`), are FAILED too. Certificates are an exception, because they may be replaced at this moment. Any
+other error (a failed or full disk, a port or directory that an earlier child still holds, a bug) may
+disappear after a restart: FELL.
 """
 _UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ELOOP})
 
@@ -60,7 +60,7 @@ def exit_status(error: BaseException) -> ExitStatus:
 
 
 def _errno(error: BaseException) -> int | None:
-    """That of the error, or of the system's error that caused it."""
+    """The errno of the error, or of the system's error that caused it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__
@@ -111,7 +111,8 @@ def run_data(config: NodeConfig, supervisor: SupervisorLink) -> None:
         from sequencer.data.process import DataProcess
 
         if config.rest_port or config.health_port:
-            importlib.import_module("sequencer.rest.http.app")  # Not while it serves: aiohttp takes 0.3 s.
+            # Import now, not while serving: aiohttp takes 0.3 s.
+            importlib.import_module("sequencer.rest.http.app")
 
     spare_what_is_loaded()
 
@@ -152,7 +153,7 @@ def _leave(error: BaseException) -> NoReturn:
 
 
 def _end(status: ExitStatus) -> NoReturn:
-    """Skips the interpreter's shutdown, which would wait for threads that may hang on a broken disk."""
+    """End without the interpreter's shutdown, which would wait for threads that may hang on a broken disk."""
     logging.shutdown()
     os._exit(status)
 

@@ -30,7 +30,7 @@ from sequencer.config.config_template import config_template
 from sequencer.node.startup_check import check_directories, check_ports
 from sequencer.node.supervisor import lock_directory, supervise
 
-# `config_loader` reads the variables, and names them in its errors.
+# `config_loader` reads the environment variables, and names them in its errors.
 _setting = partial(option, allow_from_autoenv=False)
 _file = partial(_setting, metavar="FILE")
 _port = partial(_setting, metavar="PORT")
@@ -162,7 +162,7 @@ def node(ctx: click.Context, /, init: bool, out: Path | None, force: bool, **fla
 
 
 def _given(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given; those for logging also if given before `node`."""
+    """The options that were given. Options for logging are included also if they were given before `node`."""
     given = {key: value for key, value in flags.items() if value is not None and value != ()}
     before = ctx.parent
     for key in ("log_level", "log_format"):

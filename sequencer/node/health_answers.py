@@ -1,4 +1,4 @@
-"""What the supervisor answers on the health port while the data process does not. Pure.
+"""The answers of the supervisor on the health port while the data process does not answer. Pure.
 
 The data process answers in the same form: see `sequencer.rest.views.cluster_views`.
 """
@@ -19,9 +19,9 @@ _JSON: Final = "application/json"
 def health_answer(
     request: bytes, node: str, obstacles: Sequence[str], data: ChildState, control: ChildState
 ) -> bytes:
-    """The HTTP response to `request`, a request's line and headers.
+    """The HTTP response to `request`, which is the line and the headers of a request.
 
-    Neither probe succeeds. The metrics are those that alert rules need to name the hung process.
+    Both probes fail. The metrics are the ones that alert rules need to name the hung process.
     """
     words = request.partition(b"\r\n")[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):

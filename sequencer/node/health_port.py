@@ -1,4 +1,5 @@
-"""The supervisor's end of the health port: answers while the data process, which has inherited it, does not.
+"""The health port in the supervisor: it answers while the data process, which has inherited the port, does
+not.
 
 Invariants:
 - Nothing here blocks. Connections are limited in number and age, requests in size.
@@ -30,14 +31,14 @@ logger = logging.getLogger("sequencer.node.health_port")
 
 
 class HealthPort:
-    """Answers connections of `listening` with what `answer` makes of a request's line and headers."""
+    """Answers connections of `listening`. `answer` makes the answer from a request's line and headers."""
 
     def __init__(self, listening: socket.socket, answer: Callable[[bytes], bytes]) -> None:
         self._listening, self._answer = listening, answer
         self._requests: dict[socket.socket, tuple[float, bytes]] = {}
         """By connection, oldest first: when it was accepted, and what was read."""
         self._accepts_at_s = 0.0
-        """Not before this time: the process ran out of files."""
+        """No connection is accepted before this time. It is set when the process ran out of files."""
 
     @property
     def fd(self) -> int:
@@ -51,7 +52,9 @@ class HealthPort:
             poll.register(connection, select.POLLIN)
 
     def exchange(self, now_s: float, *, is_needed: bool) -> None:
-        """Accept, read and answer. Does not accept unless `is_needed`: the data process does."""
+        """Accept, read and answer. Unless `is_needed`, nothing is accepted, because the data process accepts
+        connections.
+        """
         if is_needed and now_s >= self._accepts_at_s:
             self._accept(now_s)
         for connection, (accepted_s, read) in list(self._requests.items()):
@@ -91,7 +94,7 @@ class HealthPort:
             self._drop(connection)
         elif b"\r\n\r\n" in read:
             with contextlib.suppress(OSError):
-                # It fits into the buffer of a new connection.
+                # The answer fits into the buffer of a new connection.
                 connection.send(self._answer(read), socket.MSG_NOSIGNAL)
                 connection.shutdown(socket.SHUT_WR)
             self._drop(connection)
@@ -104,7 +107,7 @@ class HealthPort:
 
 
 def open_health_port(listen: str, port: int, *, seconds_max: float = FREE_S) -> socket.socket | None:
-    """A listening socket; None if `port` is 0 or cannot be opened. Then the data process tries it."""
+    """A listening socket; None if `port` is 0 or cannot be opened. Then the data process tries to open it."""
     deadline = time.monotonic() + seconds_max
     while port:
         try:

@@ -27,7 +27,7 @@ class ChildState(Struct):
     """Whether it, or an earlier process of that name, has sent a heartbeat."""
     silence: SilenceDetector = field(default_factory=SilenceDetector)
     restarts_at_update: bool = False
-    """The silence is counted from the next update: what came before it is not silence."""
+    """Whether the silence is counted from the next update. The time before that update is not silence."""
 
     def restart_silence(self) -> None:
         self.silence.record_message()
@@ -41,7 +41,9 @@ class ChildState(Struct):
 
     @property
     def silent_s(self) -> float:
-        """Seconds since its last heartbeat, start or end. 0 until a process of this name has sent one."""
+        """Seconds since its last heartbeat, start or end. 0 until a process of this name has sent a
+        heartbeat.
+        """
         return self.silence.silent_s if self.has_served else 0.0
 
     @property
@@ -56,7 +58,7 @@ class ChildState(Struct):
 
     @property
     def obstacle(self) -> str:
-        """Why it does not serve, and the next step; empty: it serves."""
+        """Why the process does not serve, and the next step; empty if it serves."""
         name = self.name
         if self.is_serving:
             return ""
@@ -92,13 +94,13 @@ class Heartbeats:
         child.restart_silence()
 
     def record(self, name: str) -> None:
-        """A heartbeat has arrived."""
+        """Record that a heartbeat has arrived."""
         child = self.children[name]
         child.has_sent_heartbeat = child.has_served = True
         child.restart_silence()
 
     def update(self, now_s: float) -> None:
-        """The time is `now_s`, and all heartbeats that have arrived are recorded."""
+        """Set the time to `now_s`. All heartbeats that have arrived must be recorded before."""
         for child in self.children.values():
             child.update(now_s)
 
@@ -108,5 +110,5 @@ class Heartbeats:
 
     @property
     def obstacles(self) -> list[str]:
-        """Empty: all processes serve."""
+        """Why processes do not serve; empty if all processes serve."""
         return [child.obstacle for child in self.children.values() if child.obstacle]

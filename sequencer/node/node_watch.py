@@ -1,8 +1,9 @@
-"""Reports what the processes of a node do: to the log, to systemd, and to probes while data is silent.
+"""Reports what the processes of a node do: to the log, to systemd, and to probes while the data process is
+silent.
 
 For the supervisor's thread. Invariants:
 - Nothing here blocks.
-- systemd's watchdog hears of this node while none of its processes hangs.
+- systemd's watchdog gets notifications of this node while none of its processes hangs.
 """
 
 from __future__ import annotations
@@ -61,17 +62,17 @@ class NodeWatch:
         self._hung.pop(child, None)
 
     def heard(self, child: str) -> None:
-        """A heartbeat of a child has arrived."""
+        """Record that a heartbeat of a child has arrived."""
         self._heartbeats.record(child)
         if (silent_s := self._hung.pop(child, None)) is not None:
             logger.warning("child_answers child=%s silent_s=%.0f", child, silent_s)
 
     def stopping(self) -> None:
-        """The node stops. Repeated calls change nothing."""
+        """Record that the node stops. Repeated calls change nothing."""
         self._is_stopping = True
 
     def register(self, poll: select.poll, now_s: float) -> None:
-        """Make `poll` return when `tick` has work. It has also every `TICK_S`."""
+        """Make `poll` return when `tick` has work. `tick` also has work every `TICK_S`."""
         if self._health is not None:
             self._health.register(poll, now_s, is_needed=self._is_needed)
 

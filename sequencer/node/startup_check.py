@@ -1,6 +1,8 @@
-"""Checks before a node's processes start: what a restart does not fix must end the node with one line.
+"""Checks before a node's processes start: an error that a restart does not fix must end the node with one
+line.
 
-Invariant: nothing is changed. A check that passes promises nothing: the processes meet the same errors later.
+Invariant: nothing is changed. A check that passes guarantees nothing: the processes may meet the same errors
+later.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _LOOK_SECONDS: Final = 0.1
 
 
 def check_ports(config: NodeConfig, *, seconds_max: float = PORT_SECONDS_MAX) -> None:
-    """`rt.RtError` if another process has the port of gRPC or of Raft, or this one may not listen there.
+    """`rt.RtError` if another process has the gRPC or Raft port, or if this process may not listen on it.
 
     The ports of REST and health are not checked: the node serves its stream without them, and tries again.
     """
@@ -70,7 +72,9 @@ def may_write(path: str) -> bool:
 
 
 def check_directories(config: NodeConfig, *, may_write: Callable[[str], bool] = may_write) -> None:
-    """`rt.StorageError` if a directory of an earlier start is no directory, or cannot be written now."""
+    """Check the directories of an earlier start. `rt.StorageError` if one is no directory, or cannot be
+    written now.
+    """
     stream = os.path.dirname(config.sessions_directory)
     for path in (
         config.directory,
@@ -86,7 +90,9 @@ def check_directories(config: NodeConfig, *, may_write: Callable[[str], bool] = 
 
 
 def unwritable(path: str, reason: str | None) -> StorageError:
-    """The error for a directory of the node that its user cannot write, or that is none."""
+    """The error for a directory of the node that the node's user cannot write, or for a path that is no
+    directory.
+    """
     if os.path.lexists(path) and not os.path.isdir(path):
         is_link = os.path.islink(path)
         return StorageError(

@@ -3,8 +3,8 @@
 While a child hangs, `node_watch` reports that. Nothing is done about it here: a disk may be slow.
 
 Invariants:
-- No child outlives its `Supervisor`. It gets its settings on its stdin, whose end says that the parent has
-  ended. The kernel also kills it when the parent dies.
+- No child outlives its `Supervisor`. A child gets its settings on its stdin. The end of stdin shows that the
+  parent has ended. The kernel also kills the child when the parent dies.
 - Arguments and environment contain no secrets. All waiting is in one place. `config.restart_policy` decides.
 """
 
@@ -53,10 +53,11 @@ logger = logging.getLogger("sequencer.node.supervisor")
 
 
 class Supervisor:
-    """Runs `commands`, by child, in order; each child reads `handover`, one line, on its stdin.
+    """Runs `commands`, a command for each child, in order. Each child reads `handover`, one line, on its
+    stdin.
 
-    The numbers of the descriptors that a child inherits follow its command. Lines that it writes to its
-    stdin, a socket, are heartbeats. The caller must close `watch`.
+    The numbers of the descriptors that a child inherits follow its command. The stdin of a child is a socket.
+    Lines that the child writes to it are heartbeats. The caller must close `watch`.
 
     `run` must run on the main thread: it handles SIGTERM and SIGINT, and ignores SIGHUP.
     """
@@ -97,7 +98,7 @@ class Supervisor:
         self._watch.register(poll, now_s)
         wake_at_s = self._policy.wake_at_s
         wait_s = TICK_S if wake_at_s is None else min(TICK_S, max(0.0, wake_at_s - now_s))
-        poll.poll(wait_s * 1000 + 1)  # One more ms: poll's own may come short of the clock's.
+        poll.poll(wait_s * 1000 + 1)  # One more ms: poll may return slightly too early for the clock.
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._signal_read, 64):
                 logger.info("node_stopping signal=%s", signal.Signals(number).name)
@@ -168,7 +169,8 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         self._signal_read, self._signal_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Handlers run between two steps of Python: a signal just before a wait would be heard only after it.
+        # Python runs handlers between two of its steps. Without this descriptor, a signal just before a wait
+        # would be handled only after the wait.
         wakeup_fd = signal.set_wakeup_fd(self._signal_write, warn_on_full_buffer=False)
         before: dict[int, Any] = {signal.SIGTERM: signal.signal(signal.SIGTERM, _on_signal)}
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

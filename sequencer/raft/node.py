@@ -61,8 +61,8 @@ logger = logging.getLogger("sequencer.raft")
 class RaftNode:
     """One run of a member, from opening its directory to `close`. One thread steps it; see `raft.Raft`.
 
-    The loop runs `calls` between two calls of the machine. Call `wake` after adding one.
-    Opening raises what `open_directory` does, and what the network's `start` does.
+    The loop runs `calls` between two calls of the machine. Call `wake` after adding one. Opening raises the
+    errors of `open_directory` and of the network's `start`.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class RaftNode:
         self._segment_preparer.prepare(began)
 
     def _on_fetched(self, state: ClusterState, machine_bytes: bytes) -> None:
-        """Adopt a durable state; after a restart if it is of a later epoch."""
+        """Adopt a durable state. If the state is of a later epoch, the node adopts it after a restart."""
         if not self._own.is_blank:
             raise EpochOver(state.epoch)
         self._adopt_state(state, machine_bytes)

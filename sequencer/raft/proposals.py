@@ -1,8 +1,9 @@
 """Commands in flight: from `propose`, in packs, to the leader, until they are applied.
 
-A pack is proposed again when the route to the leader changed, when a later pack overtook it, or when nothing
-completed for a while. `ClusterState` applies it once. Invariants: packs are applied in the order of their
-sequences, so commands in the order of their proposals; the number in flight is bounded.
+A pack is proposed again when the route to the leader changed, when a later pack overtook it, or when no pack
+completed for a while. `ClusterState` applies each pack once. Invariants: packs are applied in the order of
+their sequences, so commands are applied in the order of their proposals. The number of commands in flight is
+bounded.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from sequencer.raft.storage.identity import DiskIdentity
 
 RETRY_S_MAX: Final = 60.0
 SMALL_PACKS_MAX: Final = 2
-"""With this many in flight, the next pack waits until it is full: while one is synced here and one elsewhere,
-a third would cost syncs and messages for few commands.
+"""If this many packs are in flight, the next pack waits until it is full. While one pack is synced on this
+node and another pack on another node, a third pack would cost syncs and messages for few commands.
 """
 
 
@@ -44,13 +45,13 @@ class Route(NamedTuple):
     leader: str
     term: int
     connection: int
-    """How often the leader was connected; 0 for this node itself."""
+    """How often the leader was connected; 0 if this node is the leader."""
 
 
 class Proposals:
     """The commands proposed by this run of the node. Any thread may call `add` and `close`.
 
-    `lot`: random bytes that tell this run from one on a copy of the disk.
+    `lot`: random bytes that distinguish this run from a run on a copy of the disk.
     """
 
     def __init__(self, config: RaftConfig, identity: DiskIdentity, lot: bytes) -> None:
@@ -101,7 +102,9 @@ class Proposals:
         return future
 
     def due(self) -> float:
-        """When `next_entries` has something: at once, when packs must be proposed again, or never."""
+        """Time when `next_entries` has something to submit: 0 for at once, the time when packs must be
+        proposed again, or infinity for never.
+        """
         if self._can_pack():
             return 0.0
         return self._retry_at if self._packs else float("inf")
@@ -109,9 +112,9 @@ class Proposals:
     def next_entries(self, route: Route, now: float) -> list[bytes]:
         """Contents of the entries to submit now, by this route.
 
-        On a new route everything in flight is proposed again. On the same route nothing should be lost; in
-        case it was, the oldest pack is proposed again from time to time. If others had overtaken it, they
-        follow.
+        On a new route, all packs in flight are proposed again. On the same route, no pack should be lost. In
+        case a pack was lost, the oldest pack is proposed again from time to time. If later packs had
+        overtaken it, they are proposed again after it.
         """
         contents: list[bytes] = []
         if route != self._route:
@@ -129,9 +132,10 @@ class Proposals:
         return contents
 
     def on_applied(self, applied: PackApplied, state: ClusterState, now: float) -> None:
-        """A pack was committed. If it is ours, it is done, or it has overtaken another one.
+        """A pack was committed. If this run proposed it, the pack is done, or it has overtaken another pack.
 
-        Raises `rt.Diverged` if it can never be applied: the cluster has applied later packs of this disk.
+        Raises `rt.Diverged` if the pack can never be applied, because the cluster has applied later packs of
+        this disk.
         """
         pack, first = applied
         if pack.disk != self._disk or pack.run != self._run:
@@ -144,7 +148,7 @@ class Proposals:
             self._route = None
 
     def on_restored(self, state: ClusterState, now: float) -> None:
-        """A snapshot was restored: packs of ours may have been applied in between."""
+        """A snapshot was restored. Packs of this run may have been applied in the meantime."""
         for sequence in list(self._packs):
             first = state.first_index(self._disk, self._run, sequence)
             if first is not None:

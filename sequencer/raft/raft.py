@@ -41,14 +41,16 @@ def end_process(_error: BaseException) -> None:
 class Raft:
     """A replicated log of commands: a member of the cluster, on a thread of its own.
 
-    The constructor locks the directory and listens; then the node joins, follows or leads. `listen`: by
+    The constructor locks the directory and listens. Then the node joins, follows or leads. `listen`: by
     default the port of its own address on all interfaces. Every method may be called from any thread, unless
-    its text names the consensus thread. All callbacks run on the consensus thread:
-    `on_leadership` after each change, between two calls of the machine; `on_members` with the committed list
-    of members at the start and after each change of it; `on_failure` after it stopped with an error and every
-    future failed; `on_epoch_over` instead, when everything is closed and the node must be
-    opened again. By default both end the process with status 70. `on_failure` gets `MemberRemoved` if this
-    node is no member any more.
+    its docstring names the consensus thread.
+
+    All callbacks run on the consensus thread. `on_leadership` is called after each change, between two calls
+    of the machine. `on_members` is called with the committed list of members, at the start and after each
+    change of the list. `on_failure` is called after consensus stopped with an error and every future failed.
+    It gets `MemberRemoved` if this node is no longer a member. `on_epoch_over` is called instead of
+    `on_failure` when everything is closed and the node must be opened again. By default, both `on_failure`
+    and `on_epoch_over` end the process with status 70.
 
     Raises `rt.StorageError`, `rt.Corrupt`, `rt.ClusterMismatch`, `rt.CertificateError`, or `OSError` if the
     port is taken.
@@ -109,8 +111,9 @@ class Raft:
         Proposals of one thread are applied in order. A command may still be committed after the caller
         stopped waiting for its future.
 
-        Raises `rt.Overloaded` with too much in flight, `rt.MessageTooLarge` above 1 MiB and `rt.Closed`;
-        a future fails with `rt.Closed` when the node stops: the outcome is then unknown.
+        Raises `rt.Overloaded` if too much is in flight, `rt.MessageTooLarge` if the command is above 1 MiB,
+        and `rt.Closed`. A future fails with `rt.Closed` when the node stops. The outcome of its command is
+        then unknown.
         """
         return self._node.propose(command)
 
@@ -129,28 +132,29 @@ class Raft:
     def send(self, peer: str, content: bytes) -> bool:
         """Send a message to another member. It may be lost; delivered messages keep their order.
 
-        On the consensus thread only. Returns False if the peer is not connected. At the peer,
-        `on_app_message` gets it.
+        On the consensus thread only. Returns False if the peer is not connected. The peer's `on_app_message`
+        receives it.
         """
         return self._node.send(peer, content)
 
     def reset(self, command: bytes) -> None:
-        """End this epoch of the cluster with `command`, the last one that any node applies in it.
+        """End this epoch of the cluster with `command`, the last command that any node applies in it.
 
         On the consensus thread only. The request may be lost: repeat it until the command is applied or the
-        epoch changes. Every node that applied it ends with `on_epoch_over`; open futures fail. When opened
-        again it continues in the next epoch, with its state at that time.
+        epoch changes. Every node that applied the command ends with `on_epoch_over`, and its open futures
+        fail. When the node is opened again, it continues in the next epoch, with its state at that time.
         """
         self._node.reset(command)
 
     def force(self, command: bytes) -> NoMajority | None:
-        """Without a majority, start an epoch with this node's state and `command`. None if it has started.
+        """Start an epoch without a majority, with this node's state and `command`. Return None if the epoch
+        has started.
 
         On the consensus thread only, and only if an operator says that the other nodes are lost. Entries of
-        this node's log that may not be committed are applied, too; commands that this node never received are
-        lost. From then on the disks count that belong to this node and to the members that are connected and
-        blank. Together they must be a majority; otherwise the reason is returned, and nothing changes. All
-        other nodes must be wiped. Ends as `reset` does.
+        this node's log are applied even if they are possibly not committed. Commands that this node never
+        received are lost. From then on only these disks count: the disk of this node, and the disks of the
+        members that are connected and blank. Together they must be a majority. Otherwise the reason is
+        returned, and nothing changes. All other nodes must be wiped. The node ends as it does after `reset`.
         """
         return self._node.force(command)
 
@@ -213,8 +217,8 @@ class Raft:
     def stop(self) -> None:
         """Close all connections and threads, except a thread that waits for name resolution. Idempotent.
 
-        Commands in flight fail with `rt.Closed`. Called on the consensus thread, by the machine or a future's
-        callback, it does not wait.
+        Commands in flight fail with `rt.Closed`. If the machine or a future's callback calls this on the
+        consensus thread, it does not wait.
         """
         self._is_stopping.set()
         self._mesh.wake()

@@ -28,7 +28,9 @@ def status_of(
     incoming: SnapshotReceiver | None,
     in_flight: int,
 ) -> Status:
-    """Any thread may call this; the parts may differ by a moment. `incoming`: a transfer in progress."""
+    """The status of a node. Any thread may call this. The parts may be from slightly different times.
+    `incoming`: a transfer in progress.
+    """
     identity, state = own.identity, own.state
     return Status(
         name=config.name,

@@ -1,7 +1,7 @@
 """The durable batch boundaries of a session replica. Reports and merging are based on them.
 
-Pure. Boundaries are kept in arrays and thinned out if there are very many. The merger reads a missing one
-from the file. The caller must guard this against other threads.
+Pure. Boundaries are kept in arrays and thinned out if there are very many. The merger reads a missing
+boundary from the file. The caller must guard the index against other threads.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
 from sequencer.control.reporter import COARSE_BYTES
 
 MARKS_MAX: Final = 1 << 18
-"""Boundaries of a segment that are all kept: 12 MB. If there are more, the older half is thinned out by the
-same rule on all nodes: a node that restarts reports what it kept, and the others must have the same."""
+"""Up to this number, all boundaries of a segment are kept: 12 MB. If there are more, the older half is
+thinned out by the same rule on all nodes: a node that restarts reports the boundaries that it kept, and the
+other nodes must have the same.
+"""
 
 
 class RangeInfo(NamedTuple):
@@ -48,7 +50,7 @@ class BatchIndex(Struct):
     contents: array[int] = field(default_factory=lambda: _array("I"))
 
     def add(self, marks: Iterable[ChecksummedBoundary]) -> None:
-        """Add the boundaries after the last one that is known."""
+        """Add the boundaries after the last known boundary."""
         last = self.offsets[-1] if self.offsets else -1
         for mark in marks:
             if mark.offset > last:
@@ -95,7 +97,9 @@ class BatchIndex(Struct):
         return self.offsets, self.numbers, self.chains, self.lows_ns, self.highs_ns, self.contents
 
     def _thin_out(self) -> None:
-        """Keep of the older half the first, and the last before every multiple of `COARSE_BYTES`."""
+        """Thin out the older half: keep its first boundary, and the last boundary before every multiple of
+        `COARSE_BYTES`.
+        """
         half = len(self.offsets) // 2
         coarse = [offset // COARSE_BYTES for offset in self.offsets[: half + 1]]
         kept = [0, *(at for at in range(1, half) if coarse[at] != coarse[at + 1])]

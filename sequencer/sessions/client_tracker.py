@@ -1,8 +1,8 @@
 """Tracks the clients that push to this node and pull from it, also those disconnected within a day.
 
-For one event loop. Of connections that ended, the last one of each client is kept for 24 hours, 4,096 in
-total. `TrackedStores` wraps the node's stores and sees every push. Pulls are polled, so the last bytes of a
-pull, or a short pull, may not be counted.
+For one event loop. The last ended connection of each client is kept for 24 hours; at most 4,096 are kept.
+`TrackedStores` wraps the node's stores and sees every push. Pulls are polled, so the last bytes of a pull, or
+a short pull, may not be counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sequencer.rest.base.node_snapshot import ClientConnection
 KEPT_NS: Final = 24 * 60 * NS_PER_MINUTE
 ENDED_MAX: Final = 4096
 REPORTED_MAX: Final = 200
-"""Clients that the other nodes are told of: about 20 KiB, twice a second."""
+"""Maximum number of clients that are reported to the other nodes: about 20 KiB, twice a second."""
 
 CommitLimit: TypeAlias = Callable[[PushHello, SilenceLimit], SilenceLimit | None]
 _Key: TypeAlias = tuple[str, str]
@@ -48,10 +48,12 @@ class PushActivity:
         self.last_ns = 0
         self.progress = PushProgress()
         self.status: PushStatus | None = None
-        """As the push last said; None: it is of an older version, which says nothing."""
+        """The last status that the push reported; None: the push is of an older version, which reports
+        none.
+        """
         self.silence = SilenceDetector()
         self.storage = SilenceDetector()
-        """For how long one message has been stored."""
+        """For how long the same message has been in the process of being stored."""
         self._arrival = SilenceDetector()
         """For how long no bytes of batches have come."""
         self._is_storing = False
@@ -59,12 +61,14 @@ class PushActivity:
         """For how long nothing was merged although something waits."""
         self._merged = 0, 0
         self._end = 0
-        """The end of the merged log when that began."""
+        """The end of the merged log when the time of `_merge_stall` started."""
         self._others_merged = False
 
     @contextlib.contextmanager
     def storing(self) -> Iterator[None]:
-        """Meanwhile the node reads no message: that is not the push's silence."""
+        """Mark that a message is being stored. Meanwhile the node reads no message, so this time does not
+        count as silence of the push.
+        """
         self._is_storing = True
         try:
             yield
@@ -84,7 +88,9 @@ class PushActivity:
 
     @property
     def stalled_s(self) -> float:
-        """For how long nothing was synced and nothing came: a large message is synced when it is whole."""
+        """For how long nothing was synced and nothing arrived. Arrival counts because a large message is
+        synced only when it is complete.
+        """
         said_s = 0.0 if self.status is None else self.status.stalled_ms / 1000
         return max(min(said_s, self._arrival.silent_s), self.storage.silent_s)
 
@@ -93,7 +99,9 @@ class PushActivity:
         return self._merge_stall.silent_s if self._others_merged else 0.0
 
     def update(self, now_ns: int, end: int, *, is_queued: bool = False) -> None:
-        """`end` is the end of the merged log. `is_queued`: this node may not have read what the push said."""
+        """`end` is the end of the merged log. `is_queued`: this node may not have read the messages that the
+        push sent.
+        """
         for waiting in (self.silence, self.storage, self._arrival, self._merge_stall):
             waiting.update(now_ns / NS_PER_S)
         if self._is_storing or is_queued:
@@ -146,7 +154,7 @@ class _ClientStream:
             self._mark, self._marked_ns = goal, now_ns
 
     def lag_ns(self, now_ns: int) -> int:
-        """The minimum age of what the client did not reach yet; 0 if it lags by nothing."""
+        """The minimum age of the data that the client has not reached yet; 0 if it does not lag."""
         _, reached = self._way(0)
         return max(now_ns - self._marked_ns, 0) if reached < self._mark else 0
 
@@ -204,7 +212,8 @@ class _ClientStream:
 class ClientTracker:
     """The streams of a node. `clock` is in ns since the epoch.
 
-    `is_queued`: whether a call of the identity of this URI may not read now: this node has too much.
+    `is_queued`: whether a call of the identity with this URI may not read now, because this node has too
+    much.
     """
 
     def __init__(
@@ -269,7 +278,7 @@ class ClientTracker:
         return tuple(known.client(now_ns) for known in (*live, *ended))
 
     def received_ns(self) -> dict[str, int]:
-        """By session that is pushed to this node: when bytes of it last came."""
+        """When the last bytes of a session arrived, for each session that is pushed to this node."""
         return dict(sorted((push.hello.session, push.last_ns) for push in self._pushes))
 
     def connected(self) -> pb.ConnectedClients:
@@ -300,7 +309,7 @@ class ClientTracker:
 class TrackedStores:
     """A `replicator.push.server.SessionReplicaStore` that records its users in `clients`.
 
-    `commit` has a publisher's limit of silence committed: see `sequencer.data.publisher_silence`.
+    `commit` commits a publisher's limit of silence: see `sequencer.data.publisher_silence`.
     """
 
     def __init__(

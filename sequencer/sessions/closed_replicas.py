@@ -28,7 +28,7 @@ from sequencer.state.apply_result import Forgotten, Outcome, RangesMerged, RunCl
 
 POLL_S: Final = 1.0
 REMOVE_MAX: Final = 64
-"""Maximum number of replicas removed in one go, so that streams and merging do not wait for it."""
+"""Maximum number of replicas removed in one round, so that streams and merging do not wait for it."""
 GONE: Final = "gone."
 """Prefix of the name of a directory that is being removed."""
 
@@ -93,7 +93,7 @@ class ClosedReplicas:
     async def remove_some(self) -> None:
         """Remove replicas that are not needed any more, at most `REMOVE_MAX`.
 
-        Storage errors, if a renamed directory cannot be made durable.
+        Raises storage errors if the rename of a directory cannot be made durable.
         """
         await self._find_closed()
         self._record(
@@ -138,7 +138,9 @@ class ClosedReplicas:
             return REAL.list_directory(self._directory)
 
     async def _remove(self, session_id: int) -> bool:
-        """Returns whether it was removed. One that is in use, or cannot be removed, is tried again."""
+        """Remove a replica, and return whether it was removed. A replica that is in use, or cannot be
+        removed, is tried again.
+        """
         replica = self._replicas.get(session_id)
         if self._replicas.is_busy(session_id) or (replica is not None and not replica.is_unused):
             return False
@@ -166,7 +168,9 @@ class ClosedReplicas:
         return True
 
     def _set_aside(self, name: str) -> StorageError | None:
-        """In a thread: rename a replica, so that it is none. Returns the error of making that durable."""
+        """In a thread: rename the directory of a replica, so that it is no replica any more. Return the error
+        if the rename cannot be made durable.
+        """
         path, aside = os.path.join(self._directory, name), os.path.join(self._directory, GONE + name)
         check_no_link(path)
         with storage_errors(path, _REMOVING), REAL.hold_directory(self._directory):

@@ -70,7 +70,7 @@ def _read(disk: Disk, path: str) -> bytes:
 
 
 def read_checksummed(disk: Disk, path: str, layout: struct.Struct) -> bytes | None:
-    """The id in a file that holds it and its CRC-32C; None if that is not what the file holds. `OSError`."""
+    """The id in a file that holds an id and its CRC-32C; None if the file holds anything else. `OSError`."""
     with contextlib.closing(disk.open(path)) as file:
         data = file.pread(layout.size + 1, 0)
     if len(data) != layout.size:

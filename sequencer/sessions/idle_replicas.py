@@ -66,7 +66,9 @@ class IdleReplicas:
             logger.debug("idle_replicas_closed count=%d", closed)
 
     async def _close(self, replica: SessionReplica) -> bool:
-        """Returns whether it was closed. It is checked twice, because trimming takes time."""
+        """Close the replica if it is idle, and return whether it was closed. This is checked twice, because
+        trimming takes time.
+        """
         if not self._is_idle(replica):
             return False
         session = self._follower.session(replica.session_id)

@@ -79,7 +79,7 @@ class SessionIngest:
         self._propose, self._is_up = propose, is_up
         self._changed = asyncio.Event()
         self._changed_of: dict[str, asyncio.Event] = {}
-        """By session name: set when something changes for which its streams wait."""
+        """By session name: set when something changes that the streams of the session wait for."""
         self._asked: Counter[OpenRun | OpenSealedRuns] = Counter()
         """Commands for which streams wait. Rejections of other nodes' commands are not kept."""
         self._refusals: dict[OpenRun | OpenSealedRuns, CommandRejected] = {}
@@ -202,12 +202,12 @@ class SessionIngest:
     ) -> Session:
         """Open a run, and wait until its bytes are accepted; `rt.Fenced`.
 
-        `sealed`: it is the first of these runs, which are opened together.
+        `sealed`: the runs that are opened together with it; `opened` is the first of them.
         """
         hello = intake.hello
         newest = self.state.session_of(hello.session)
-        # If another directory supersedes this one before this is applied, it is rejected. A publisher that is
-        # still connected tries again, so a late command does not end the newer directory.
+        # The command is rejected if another directory supersedes this one before it is applied. So a late
+        # command does not end the newer directory. A publisher that is still connected tries again.
         newest_id, whose = newest.id if newest else 0, (hello.session, hello.incarnation, hello.dedup_id)
         command: OpenRun | OpenSealedRuns = OpenRun(*whose, opened.number, opened.run_id, newest_id)
         if sealed:
@@ -279,8 +279,8 @@ class IngestStream:
         """By run number: sealed runs that were open during this stream, from the current one on. Never a run
         that was fenced: nothing after the end at which it is closed may be acknowledged."""
         self._ended: RtError | None = None
-        self._hides_merged = False  # What is merged may be of another run with the number of the current one.
-        self._progress = PushProgress()  # The last one, before anything of it was hidden.
+        self._hides_merged = False  # Merged bytes may be of another run with the current run's number.
+        self._progress = PushProgress()  # The last progress, before its merged part is hidden.
         self._has_begun = asyncio.Event()
         """Set at the end, or when a run was accepted. Before, progress may be of one with the same number."""
         self.start = ingest.start(session, replica)
@@ -323,11 +323,11 @@ class IngestStream:
             ]
             session = await self._ingest.open_session(self, runs[0].run, sealed)
             replica = await self._begin(session, runs[0].run)
-            # They are stored without a pause after this check, or after what is being stored now. So a fence
-            # that is applied meanwhile finds them.
+            # The runs are stored without a pause, directly after this check or directly after the bytes that
+            # are being stored now. So a fence that is applied meanwhile finds them.
             count = min(sealed_count(self._ingest.state, session.id, runs, self.sealed), TOGETHER_MAX)
             if not count or not await replica.store.append_whole(runs[:count]):
-                # It was opened without its end, or the cluster merged it, or it is not the next one.
+                # The run was opened without its end, or the cluster merged it, or it is not the next run.
                 count = 1
                 _, chunk, seal = runs[0].items
                 await self.append(chunk)
@@ -388,8 +388,8 @@ class IngestStream:
         if self._replica is not None:
             self._replica.has_stream = False
             with self._replica.in_use(), contextlib.suppress(RtError):
-                # The stream has already reported errors of the replica.
-                # To its end: else the unfinished bytes of a publisher that does not return stay in memory.
+                # The stream has already reported errors of the replica. `restart` runs to its end: otherwise
+                # the unfinished bytes of a publisher that does not return stay in memory.
                 await to_end(asyncio.ensure_future(self._replica.store.restart()))
 
 

@@ -21,11 +21,15 @@ from sequencer.state.write_plan import BlockWrite, WritePlan
 STUCK_S: Final = 1.0
 """How long a stream that brings the missing bytes may pause before they are fetched from a peer."""
 SLOW_S: Final = 5.0
-"""How long it may take in total for one range."""
+"""How long such a stream may take in total for one range."""
 RANGES_BYTES_MAX: Final = 32 << 20
-"""Most bytes of ranges that wait in memory, fetched ahead of what the first plan needs."""
+"""Limits the bytes of ranges that wait in memory because they are fetched in advance, for plans after the
+first one.
+"""
 BLOCKS_MAX: Final = 4096
-"""Maximum number of blocks examined, unless the first plan has more: that takes a few milliseconds."""
+"""Maximum number of blocks examined, which takes a few milliseconds. More are examined only if the first plan
+has more.
+"""
 
 
 class SessionRange(NamedTuple):
@@ -47,7 +51,9 @@ class FetchedRange(Struct, frozen=True):
     marks: BatchIndex
 
     def range_info(self, block: BlockWrite) -> RangeInfo | None:
-        """The checksums and times of a block's input; None if it is not in here, or differs."""
+        """The checksums and times of a block's input; None if the range does not contain it, or if its
+        running checksum differs.
+        """
         one = self.range
         if not one.start <= block.start < block.end <= one.end:
             return None
@@ -55,7 +61,7 @@ class FetchedRange(Struct, frozen=True):
         return found if found is not None and found.chain_end == block.chain_end else None
 
     def bytes_of(self, block: BlockWrite) -> memoryview:
-        """The input of a block that is in here."""
+        """The input of a block, which must be in this range."""
         return self.data[block.start - self.range.start : block.end - self.range.start]
 
 
@@ -65,7 +71,7 @@ def plan_ranges(
     *,
     bytes_max: int = RANGES_BYTES_MAX,
 ) -> list[SessionRange]:
-    """The missing input of plans: everything that the first one needs, later ones up to `bytes_max`.
+    """The missing input of plans: all input of the first plan, and input of later plans up to `bytes_max`.
 
     Adjacent ranges of a segment are joined.
     """
@@ -94,8 +100,8 @@ def plan_ranges(
 def is_due(*, waited_s: float, still_s: float, is_coming: bool) -> bool:
     """Whether missing input must be fetched now.
 
-    `waited_s`: how long the merger has waited for it. `is_coming`: a stream brings it, which has not advanced
-    for `still_s`.
+    `waited_s`: how long the merger has waited for it. `is_coming`: whether a stream brings it. `still_s`: how
+    long that stream has not advanced.
     """
     return not is_coming or still_s >= STUCK_S or waited_s >= SLOW_S
 
@@ -103,8 +109,8 @@ def is_due(*, waited_s: float, still_s: float, is_coming: bool) -> bool:
 def peers_ahead(ends: Mapping[str, int], position: int, *, is_cut_off: bool) -> list[str]:
     """The peers from which merged bytes may be copied, the furthest first. `ends` are their merged ends.
 
-    A log that is cut off is missing bytes before the next plan. These may be the header of a segment, which
-    has no position of its own, so a peer with the same end may have them.
+    If the log here is cut off, it is missing bytes before the next plan. These bytes may be the header of a
+    segment. A header has no position of its own, so a peer with the same end may have the missing bytes.
     """
     ahead = [peer for peer, end in ends.items() if end > position or (is_cut_off and end == position)]
     return sorted(ahead, key=lambda peer: -ends[peer])

@@ -1,4 +1,5 @@
-"""What instructions consumed of each session, and which part is not durable in this node's merged log yet.
+"""Tracks the bytes of each session that instructions consumed, and the part of them that is not durable in
+this node's merged log yet.
 
 Pure. Invariant: bytes of a session are released only when the instruction that consumed them is durable here.
 If very many instructions wait, the older ones are joined, and their input is released later.
@@ -15,15 +16,17 @@ from sequencer.state.state import SequencerState, Session
 from sequencer.state.write_plan import SessionEnd, WritePlan
 
 CONSUMED_MAX: Final = 1 << 16
-"""Instructions, not yet merged durably here, whose consumed ends are kept one by one."""
+"""Maximum number of instructions, not yet merged durably here, whose consumed ends are kept separately."""
 
 
 class ConsumedRanges:
-    """What instructions consumed since the last snapshot of the state."""
+    """The bytes of sessions that instructions consumed since the last snapshot of the state."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, tuple[SessionEnd, ...]]] = deque()
-        """By instruction, ascending: what can be released once it is durable here."""
+        """By instruction, ascending: the ends before which input can be released once the instruction is
+        durable here.
+        """
         self._instructions: dict[int, int] = {}
         """By session id: the last instruction that consumed bytes of it, or a later one."""
 
@@ -36,7 +39,9 @@ class ConsumedRanges:
         self._instructions = dict.fromkeys((end.session_id for end in ends), state.instruction)
 
     def add(self, plan: WritePlan) -> None:
-        """Add the next plan. If too many wait, the older half is joined and counts as its last one."""
+        """Add the next plan. If too many instructions wait, the older half is joined, and counts as the last
+        instruction of that half.
+        """
         for end in plan.consumed:
             self._instructions[end.session_id] = plan.instruction
         self._waiting.append((plan.instruction, plan.consumed))
@@ -54,7 +59,7 @@ class ConsumedRanges:
             self._instructions.pop(session_id, None)
 
     def is_durable(self, session_id: int, instruction: int) -> bool:
-        """Whether everything consumed of a session is durable here, if `instruction` is."""
+        """Whether all consumed bytes of a session are durable here if `instruction` is durable here."""
         return self._instructions.get(session_id, 0) <= instruction
 
     def drain(self, instruction: int) -> list[SessionEnd]:
@@ -71,7 +76,7 @@ class ConsumedRanges:
 
 
 def consumed_place(session: Session) -> LogOffset | None:
-    """How far a session is merged; None if nothing of it is."""
+    """The offset up to which a session is merged; None if nothing of it is merged."""
     if session.consumed is not None and session.active is not None:
         end = session.consumed.end
         return LogOffset(session.active.run, end.roll, end.offset)
@@ -82,7 +87,7 @@ def consumed_place(session: Session) -> LogOffset | None:
 
 
 def consumed_number(session: Session) -> int | None:
-    """The number that must be merged next, if it is known."""
+    """The number of the message that must be merged next; None if it is not known."""
     if session.consumed is not None and session.active is not None:
         return session.consumed.end.number
     return session.done[1].number if session.done is not None else None

@@ -45,8 +45,8 @@ class Opener:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         on_unopened: Callable[[Corrupt, int], int],
     ) -> None:
-        """`on_unopened` gets errors of corrupt replicas, which are tried again nevertheless, and what it
-        returned for the attempt before; 0 if that one had no error, or another one.
+        """`on_unopened` gets the error of a corrupt replica, and its own result for the previous attempt: 0
+        if that attempt had no error, or another error. The replica is tried again nevertheless.
         """
         self._follower, self._replicas, self._reports = follower, replicas, reports
         self._spawn, self._on_unopened = spawn, on_unopened
@@ -60,7 +60,7 @@ class Opener:
     def report_session(self, session: Session, *, is_input: bool) -> None:
         """Report a session to a new control process; open its replica if there may be something to merge.
 
-        `is_input`: a plan that is not executed yet may need it, though the session may be closed.
+        `is_input`: a plan that is not executed yet may need the replica, even if the session is closed.
         """
         replica = self._replicas.get(session.id)
         if replica is not None:
@@ -92,7 +92,7 @@ class Opener:
         """The cluster merged a session up to `end`."""
         replica = self._replicas.get(end.session_id)
         if replica is not None:
-            # A publisher needs to learn it from one node. The leader's node knows it first.
+            # It is enough if the publisher learns it from one node. The leader's node knows it first.
             place, is_leading = LogOffset(end.run, end.roll, end.offset), self._follower.is_leading
             replica.store.record_merged(place, end.number, is_urgent=is_leading)
         else:
@@ -120,7 +120,9 @@ class Opener:
             await self._replicas.report_final_end(replica, run)
 
     def confirm(self, joins: int) -> None:
-        """Report that everything durable here was reported, once that is true, after `joins` disks joined."""
+        """Report, as soon as it is true, that everything durable here was reported after `joins` disks had
+        joined.
+        """
         self._spawn(self._confirm(joins, self._control))
 
     async def _confirm(self, joins: int, control: int) -> None:

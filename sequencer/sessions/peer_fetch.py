@@ -35,7 +35,9 @@ FETCHES_MAX: Final = 128
 WINDOW_BYTES: Final = 2**18
 """Receive window of each fetch: 32 MiB in total."""
 FOLLOWS_MAX: Final = 64
-"""Maximum number of these that are followed while bytes arrive. Of others only present bytes are fetched."""
+"""Maximum number of open sessions that are followed at a peer while bytes arrive there. Of other sessions,
+only the bytes that the peer has now are fetched.
+"""
 
 logger = logging.getLogger("sequencer")
 
@@ -71,7 +73,7 @@ class PeerFetcher:
         return self._channels[endpoint]
 
     async def complete(self, session_id: int, end: LogOffset) -> None:
-        """Fetch what is missing here of a run that ends at `end`, however long that takes."""
+        """Fetch the bytes that are missing here of a run that ends at `end`, however long that takes."""
         at = 0
         while (endpoints := self._peers.all()) and (opened := self._run_of(session_id, end.run)) is not None:
             replica = await self._opened(session_id)
@@ -95,11 +97,11 @@ class PeerFetcher:
     async def _complete_from(
         self, endpoint: str, replica: SessionReplica, opened: Run, end: LogOffset
     ) -> bool:
-        """Fetch what the peer has. Returns whether nothing was missing before."""
+        """Fetch the missing bytes that the peer has. Return whether no bytes were missing before."""
         session = self._follower.session(replica.session_id)
         if session is None:
             return True  # Its record was deleted, so it is merged.
-        await self._replicas.skip_merged(replica, session)  # Peers may have trimmed what is merged.
+        await self._replicas.skip_merged(replica, session)  # Peers may have trimmed merged bytes.
         place = replica.receiver.next_offset
         if place is not None and place >= end:
             return True
@@ -113,9 +115,10 @@ class PeerFetcher:
         return None if session is None else session.run_of(run)
 
     async def fetch(self, wanted: pb.Fetch) -> None:
-        """Fetch what a peer has of an open run that no publisher sends here, as long as none does.
+        """Fetch a peer's bytes of an open run, as long as no publisher sends that run to this node.
 
-        This continues with bytes that arrive at the peer meanwhile: the publisher may not reach this node.
+        Bytes that arrive at the peer meanwhile are fetched too: the publisher may not be able to reach this
+        node.
         """
         if wanted.session_id in self._fetching:
             return

@@ -1,6 +1,6 @@
 """Pulls from peers: merged bytes that this node cannot make itself, and session bytes that it is missing.
 
-For one event loop. Everything received is checked as bytes from any other peer are.
+For one event loop. All received bytes are checked in the same way as bytes from any other peer.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ async def catch_up(
 ) -> None:
     """Pull merged bytes into `path`, which nothing else writes, until its end satisfies `until`.
 
-    A new log starts with the segment that contains `position`. Here and below, bytes of peers in epochs of
-    another `line` are refused (`rt.cluster_epoch.line_of`; None: any line). `may_arrive` gets the position
-    here each time nothing new arrived for `IDLE_S`. If it returns False, this returns.
+    A new log starts with the segment that contains `position`. `line`, here and below: bytes of peers in
+    epochs of another line are refused (`rt.cluster_epoch.line_of`; None: any line is accepted). `may_arrive`
+    is called with the position here each time nothing new has arrived for `IDLE_S`. If it returns False,
+    `catch_up` returns.
 
-    `rt.Timeout` if nothing new arrives, `rt.Diverged` if a peer's log differs from the one here; storage
+    `rt.Timeout` if nothing new arrives, `rt.Diverged` if a peer's log differs from the log here; storage
     errors, and errors of certificates.
     """
     loop = asyncio.get_running_loop()
@@ -171,8 +172,8 @@ async def fetch_replica(
 
 
 async def merged_end(channel: Channel, stream: str, line: int | None, silence_s: float) -> int:
-    """One past the last position of a peer's merged log now. The errors of both sides; `rt.Timeout` if the
-    peer sends nothing for `silence_s`.
+    """One past the last position of a peer's merged log now. Errors of this node and of the peer;
+    `rt.Timeout` if the peer sends nothing for `silence_s`.
     """
     wanted = PullMerged(position="earliest", range=PullRange(0))
     try:
@@ -195,10 +196,11 @@ async def fetch_range(
     line: int | None,
     silence_s: float,
 ) -> FetchedRange:
-    """Fetch a range of a session's segment from a peer's replica into memory. The errors of both sides.
+    """Fetch a range of a session's segment from a peer's replica into memory.
 
-    The result has the running checksums that `wanted` names. `rt.LogNotFound` if the peer does not keep the
-    range, `rt.Corrupt` if it has other bytes there, `rt.Timeout` if it sends nothing for `silence_s`.
+    The result has the running checksums that `wanted` names. Errors of this node and of the peer;
+    `rt.LogNotFound` if the peer does not keep the range, `rt.Corrupt` if it has other bytes there,
+    `rt.Timeout` if it sends nothing for `silence_s`.
     """
     with asking(channel.target):
         call: Any = channel.get().stream_stream(PULL_METHOD)()
@@ -261,10 +263,11 @@ async def fetch_session(
     line: int | None = None,
     follows: bool = False,
 ) -> None:
-    """Fetch the bytes of a run that a replica is missing, up to `end`, from a peer. The errors of both sides.
+    """Fetch the bytes of a run that are missing in a replica, up to `end`, from a peer.
 
-    `check` raises an error if nothing more may be stored; it is called before each write. With `follows` this
-    continues after `end`, until the peer has no new bytes of the run for `SILENCE_S`.
+    `check` is called before each write, and raises an error if nothing more may be stored. With `follows`,
+    the fetch continues after `end`, until the peer has no new bytes of the run for `SILENCE_S`. Errors of
+    this node and of the peer.
     """
     receiver = copy.receiver
     try:

@@ -34,11 +34,11 @@ class SessionReplica:
         self.announced: dict[int, pb.SessionEnd] = {}
         """By run: the end that the publisher announced."""
         self.finals: dict[int, pb.SessionEnd] = {}
-        """By run: the end of what is here, after it was fenced."""
+        """By run: the end of the bytes here, after the run was fenced."""
         self.has_stream = False
-        """A publisher's stream feeds it."""
+        """Whether a publisher's stream feeds this replica."""
         self.is_followed = False
-        """A peer's replica feeds it."""
+        """Whether a peer's replica feeds this replica."""
         self.used_s = asyncio.get_running_loop().time()
         self._users = 0
         self._disk = disk
@@ -55,7 +55,7 @@ class SessionReplica:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep it from being closed as idle."""
+        """Keep the replica from being closed as idle."""
         self.start_use()
         try:
             yield
@@ -63,7 +63,9 @@ class SessionReplica:
             self.end_use()
 
     def start_use(self) -> None:
-        """Keep it from being closed as idle until `end_use` was called as often."""
+        """Keep the replica from being closed as idle, until `end_use` was called as many times as
+        `start_use`.
+        """
         self._users += 1
 
     def end_use(self) -> None:
@@ -76,7 +78,7 @@ class SessionReplica:
         return not self._users and not self.has_stream and self.store.is_idle
 
     def recover(self, consumed: LogOffset | None) -> None:
-        """Read the boundaries of what is here and not merged. All of it is durable."""
+        """Read the boundaries of the bytes here that are not merged. All of these bytes are durable."""
         receiver = self.receiver
         recovered = dict(receiver.recovered)
         receiver.recovered = []
@@ -87,7 +89,7 @@ class SessionReplica:
             self.add(segment_id, marks)
 
     def read_again(self, segment: SegmentId) -> list[ChecksummedBoundary]:
-        """Read the boundaries of a sealed segment. Adds and returns those after the last known one."""
+        """Read the boundaries of a sealed segment. Add and return the boundaries after the last known one."""
         known = self._marks.get(segment)
         table = self.receiver.writer.table
         if known is None or not any(one.id == segment and not one.is_trimmed for one in table.segments):
@@ -97,7 +99,9 @@ class SessionReplica:
         return self.add(segment, new) if new and segment in self._marks else []  # Or it is merged by now.
 
     def add(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> list[ChecksummedBoundary]:
-        """Add durable boundaries. Returns them, after the segment's start if that was not known."""
+        """Add durable boundaries, and return them. The start of the segment comes first if it was not
+        known.
+        """
         known = self._marks.get(segment)
         if known is None:
             beginning = self._beginning(segment)
@@ -133,7 +137,9 @@ class SessionReplica:
         return known.chain_end == chain_end if known is not None else self.covers(segment, start, end)
 
     def _header_of(self, segment: SegmentId) -> SegmentHeader | None:
-        """The header of a segment that is here, not read from its file: there may be no descriptor left."""
+        """The header of a segment that is here. It is not read from the file, because no file descriptor may
+        be left.
+        """
         writer = self.receiver.writer
         active = writer.active
         if active is not None and active.id == segment:
@@ -158,7 +164,7 @@ class SessionReplica:
     def _read_range_info(
         self, segment: SegmentId, begin: ChecksummedBoundary, start: int, end: int
     ) -> RangeInfo | None:
-        """Read boundaries from the file that were thinned out."""
+        """Read from the segment's file boundaries that were thinned out."""
         header = self._header_of(segment)
         if header is None:
             return None
@@ -188,7 +194,7 @@ class SessionReplica:
         return sorted(self._marks)
 
     def prune_before(self, place: LogOffset) -> None:
-        """Drop what is known of bytes before `place`: they are merged here."""
+        """Drop the known boundaries and ends of bytes before `place`: these bytes are merged here."""
         with self._lock:
             for segment in [segment for segment in self._marks if segment < place.segment]:
                 del self._marks[segment]

@@ -30,12 +30,15 @@ from sequencer.state.state import End, Session
 from sequencer.state.write_plan import BlockWrite
 
 OPENINGS_MAX: Final = 4
-"""Maximum number of replicas opened at the same time. Each opening waits for the disk about ten times, on a
-thread of the pool, which pushes need too."""
+"""Maximum number of replicas opened at the same time. Each opening waits for the disk about ten times, and
+occupies a thread of the pool, which pushes need too.
+"""
 
 
 def check_no_link(path: str) -> None:
-    """`rt.LogNotFound` if a replica's directory, whose name is easily guessed, is a symbolic link."""
+    """Check that a replica's directory is no symbolic link, because its name is easy to guess.
+    `rt.LogNotFound` if it is a link.
+    """
     if os.path.islink(path):
         raise LogNotFound(
             "the directory of a session replica is a symbolic link",
@@ -48,7 +51,9 @@ def check_no_link(path: str) -> None:
 
 @contextlib.contextmanager
 def _corrupt_if_foreign(path: str) -> Iterator[None]:
-    """`rt.Corrupt` if a replica's directory holds another log: its files are at fault, not a client."""
+    """Raise `rt.Corrupt` if a replica's directory holds another log: its files are wrong, and no client is at
+    fault.
+    """
     try:
         yield
     except (ClusterMismatch, InvalidName) as error:
@@ -78,7 +83,7 @@ class SessionReplicas:
         on_corrupt: Callable[[Corrupt], None],
         disk: Disk = REAL,
     ) -> None:
-        """`is_released(session_id)`: whether everything merged of a session is durable in enough merged logs.
+        """`is_released(session_id)`: whether all merged bytes of a session are durable in enough merged logs.
 
         The merger's thread calls `on_corrupt` if a replica does not hold the bytes that must be merged.
         """
@@ -112,7 +117,7 @@ class SessionReplicas:
         return os.path.join(self._directory, str(session_id))
 
     def is_closed_and_merged(self, session: Session) -> bool:
-        """Whether the replica was closed, and holds nothing that the cluster has not merged."""
+        """Whether the replica was closed, and the cluster has merged everything in it."""
         end, consumed = self._closed_ends.get(session.id), consumed_place(session)
         return end is not None and consumed is not None and end <= consumed
 
@@ -153,9 +158,10 @@ class SessionReplicas:
         await asyncio.shield(closing)
 
     async def open_replica(self, session: Session) -> SessionReplica:
-        """Open the replica, or create it. Storage errors, `rt.Corrupt`; the error of `abandon`.
+        """Open the replica, or create it.
 
-        If the caller is cancelled, opening continues, because a thread already holds its lock.
+        If the caller is cancelled, opening continues, because a thread already holds the lock of the replica.
+        Storage errors, `rt.Corrupt`, or the error that `abandon` got.
         """
         known = self._replicas.get(session.id)
         if known is not None:
@@ -216,7 +222,7 @@ class SessionReplicas:
             return replica
 
     async def open_aside(self, session: Session, path: str, segment: SegmentId) -> SessionReplica:
-        """Create an empty replica in another directory, starting with `segment`, that is not reported.
+        """Create an empty replica in another directory, starting with `segment`. It is not reported.
 
         The caller must close its store.
         """
@@ -257,7 +263,9 @@ class SessionReplicas:
             self._announce(replica, place.run, End(place.roll, place.offset, item.end))
 
     def announce(self, replica: SessionReplica, run: int, end: End) -> None:
-        """Report that the publisher has nothing of a run after `end`, unless an end is announced."""
+        """Report that the publisher has no bytes of a run after `end`, unless an end of the run was already
+        announced.
+        """
         if run not in replica.announced:
             self._announce(replica, run, end)
 
@@ -268,7 +276,9 @@ class SessionReplicas:
         self._on_report(replica.report(SegmentId(run, end.roll), []))
 
     async def skip_merged(self, replica: SessionReplica, session: Session) -> None:
-        """Skip the bytes that the cluster has merged and this replica is missing: peers have them merged."""
+        """Skip bytes that the cluster has merged and that are missing in this replica: peers have them
+        merged.
+        """
         consumed = consumed_place(session)
         if consumed is not None:
             await self.skip_to(replica, session, consumed, consumed_number(session))
@@ -276,17 +286,17 @@ class SessionReplicas:
     async def skip_to(
         self, replica: SessionReplica, session: Session, place: LogOffset, number: int | None
     ) -> None:
-        """Continue at `place`, before which the cluster has merged everything.
+        """Continue at `place`. The cluster has merged everything before it.
 
-        Bytes before it are trimmed only when they are durable in the merged logs of this node and of a
-        majority: other nodes may have lost theirs, or never had them.
+        Bytes before `place` are trimmed only when they are durable in the merged logs of this node and of a
+        majority: other nodes may have lost their copies, or never had them.
         """
         keep = not self.is_released(session.id)
         await replica.store.call_alone(replica.receiver.skip_to, place, number, keep=keep)
         replica.prune_trimmed()
 
     async def report_final_end(self, replica: SessionReplica, run: int) -> None:
-        """Report the end of a fenced run when everything here of it is durable."""
+        """Report the end of a fenced run once all its bytes here are durable."""
         with replica.in_use():
             await replica.store.call_alone(lambda: None)
             end = replica.end_of(run)
@@ -297,7 +307,7 @@ class SessionReplicas:
             self._on_report(replica.report(SegmentId(run, end.roll), []))
 
     async def trim(self, replica: SessionReplica, place: LogOffset) -> None:
-        """Release everything before `place`, which is merged durably: whole segments, and memory."""
+        """Release everything before `place`, because it is merged durably: whole segments, and memory."""
         replica.prune_before(place)
         table = replica.receiver.writer.table
         with replica.in_use():
@@ -307,7 +317,9 @@ class SessionReplicas:
                 await asyncio.get_running_loop().run_in_executor(self._pool, replica.receiver.uncache, place)
 
     async def read_again(self, session_id: int, segment: SegmentId) -> None:
-        """Report what was not known of a repaired segment. A closed replica reads it when it opens."""
+        """Report the boundaries of a repaired segment that were not known. A closed replica reads the segment
+        when it opens.
+        """
         if (opening := self._openings.get(session_id)) is not None:
             await asyncio.wait([opening])  # It may have read the segment before the repair.
         if (replica := self._replicas.get(session_id)) is None:

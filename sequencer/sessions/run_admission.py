@@ -1,12 +1,12 @@
-"""Which bytes of a publisher's runs a node accepts, by the state of the cluster. Pure.
+"""Decides which bytes of a publisher's runs a node accepts, from the state of the cluster. Pure.
 
 Invariants:
 - A run is accepted only if it is open, and everything before it in the session is merged, or complete in this
   node's replica.
 - A directory that was superseded by another gets `rt.Fenced`.
-- A publisher does not learn that a run is merged that may be another one than its own.
-- A publisher that continues with a later run has nothing more of an earlier one, even if it did not announce
-  the end of that run.
+- If a merged run may be another run than the publisher's own, the publisher does not learn that it is merged.
+- If a publisher continues with a later run, it has no more bytes of an earlier run, even if it did not
+  announce the end of that run.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def session_of(state: SequencerState, hello: PushHello) -> Session | None:
 def start_offset(
     state: SequencerState, session: Session | None, stored: LogOffset | None, *, is_released: bool
 ) -> LogOffset | None:
-    """Where the publisher must continue to send; None: from its oldest segment.
+    """The offset at which the publisher must continue to send; None: from its oldest segment.
 
-    `stored`: where this node's replica ends. `is_released`: this node needs no more of what is merged.
+    `stored`: the end of this node's replica. `is_released`: this node does not need merged bytes any more.
     """
     if session is None:
         return stored
@@ -63,13 +63,13 @@ def start_offset(
     if session.fenced_end and (place is None or place.run < session.fenced_end):
         place = LogOffset(session.fenced_end, 0, 0)
     if session.id in state.closed:
-        # It was closed without its publisher: no more bytes of its opened runs are accepted.
+        # The session was closed without its publisher: no more bytes of its opened runs are accepted.
         return max(place or NOWHERE, LogOffset(session.last_run + 1, 0, 0))
     opened, done = session.active, session.done
     if place is None or opened is None or done is None or place.run > done[0]:
         return place
-    # The last merged run may have been closed without its publisher, whose disk has more than is accepted:
-    # continue with the next run if no bytes of the last one are needed.
+    # The last merged run may have been closed without its publisher. Then the publisher's disk has more bytes
+    # than are accepted: continue with the next run if no bytes of the last run are needed.
     is_needed = place < end_offset(*done) and not is_released
     return place if is_needed else LogOffset(opened.run, 0, 0)
 
@@ -79,7 +79,7 @@ def is_welcome(
 ) -> bool:
     """Whether bytes of the run are accepted: everything before it is merged, or complete here.
 
-    `sealed`: runs that were opened with their end, of which the cluster may be done.
+    `sealed`: runs that were opened with their end. The cluster may be done with them.
     """
     if session.done is not None and opened.number <= session.done[0]:
         known = sealed.get(opened.number)
@@ -94,10 +94,11 @@ def is_welcome(
 
 
 def may_be_another(session: Session, opened: Run, sealed: Mapping[int, ActiveRun]) -> bool:
-    """Whether the cluster merged a run with this number that may have another id.
+    """Whether the cluster merged a run with this number, and that run may have another id.
 
-    The state has no id of a merged run. A directory that was restored from a copy of itself gives the number
-    to another run. This node notices that if it holds the merged one, and otherwise when it merges the bytes.
+    The state does not keep the ids of merged runs. If a directory was restored from a copy of itself, it
+    gives the number to another run. This node notices that if it holds the merged run, and otherwise when it
+    merges the bytes.
     """
     if session.done is None or opened.number > session.done[0]:
         return False
@@ -106,15 +107,17 @@ def may_be_another(session: Session, opened: Run, sealed: Mapping[int, ActiveRun
 
 
 def without_merged(progress: PushProgress) -> PushProgress:
-    """Only what is durable. The publisher learns what is merged with its next run, whose id is compared."""
+    """The durable part of the progress. The publisher learns the merged part with its next run, because the
+    id of that run is compared.
+    """
     return PushProgress(progress.durable, progress.durable_number)
 
 
 def skipped_run(session: Session, later: Run) -> tuple[int, End] | None:
     """The active run and its end, if the publisher continues with a later run instead.
 
-    A publisher deletes a run when all of it is merged. To a node that is missing the last segment of that run
-    it sends only what follows, and this may be the only node that it reaches.
+    A publisher deletes a run when all of it is merged. If a node is missing the last segment of that run, the
+    publisher sends it only the bytes after the run, and this node may be the only one that it reaches.
     """
     active = session.active
     if active is None or active.run >= later.number or active.is_fenced or active.end is not None:
@@ -131,9 +134,10 @@ def _may_begin(receiver: SessionReceiver, run: int, before: ActiveRun) -> bool:
 
 
 def run_end(state: SequencerState, session_id: int, run: int, sealed: ActiveRun | None = None) -> End | None:
-    """The end beyond which a run's bytes are rejected; None if there is none. Raises why it is closed.
+    """The end after which a run's bytes are rejected; None if there is none.
 
-    `sealed`: the run, if it was opened with its end. The cluster may be done with it.
+    `sealed`: the run, if it was opened with its end. The cluster may be done with it. `rt.Unreachable`, with
+    the reason, if the run accepts no more bytes.
     """
     session = state.sessions.get(session_id)
     if session is None:
@@ -153,9 +157,9 @@ def run_end(state: SequencerState, session_id: int, run: int, sealed: ActiveRun 
 def sealed_count(
     state: SequencerState, session_id: int, runs: Sequence[WholeRun], known: Mapping[int, ActiveRun]
 ) -> int:
-    """How many of these runs, counted from the first, are sealed now with exactly their end.
+    """The number of these runs, counted from the first one, that are sealed now with exactly their end.
 
-    `known`: those that were sealed, of which the cluster may be done.
+    `known`: runs that were sealed. The cluster may be done with them.
     """
     session = state.sessions.get(session_id)
     if session is None:

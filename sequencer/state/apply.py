@@ -166,7 +166,8 @@ def _join(state: SequencerState, command: JoinDisk) -> Outcome:
     if known is not None and known.id == command.disk:
         return CommandRejected(f"the disk of {command.node} has joined")
     state.joins += 1
-    # A member's first disk lost nothing, and neither did a disk before which nothing was open or merged.
+    # No bytes were lost if this is the member's first disk, or if nothing was open or merged before it
+    # joined.
     is_whole = known is None or not (state.instruction or state.open_count)
     state.disks[command.node] = NodeDisk(command.disk, state.joins, is_whole, command.address)
     return DiskJoined(command.node)

@@ -21,7 +21,7 @@ class MembersRequested(Struct, frozen=True):
 
 
 class MembersSettled(Struct, frozen=True):
-    """`why`: why the request was not carried out whole; empty: it was."""
+    """`why`: why the request was not carried out completely; empty if it was."""
 
     request: MemberRequest
     why: str
@@ -44,18 +44,18 @@ class RunFenced(Struct, frozen=True):
 
 
 class RunClosed(Struct, frozen=True):
-    """The run ends at `end`, and later ones before their first byte."""
+    """The run ends at `end`. The runs `later` end before their first byte."""
 
     session_id: int
     run: int
     end: End
     later: tuple[int, ...] = ()
     cut_short: tuple[int, ...] = ()
-    """Those of these runs of which messages are lost: the publisher announced more, or nodes had more."""
+    """The runs, of those closed here, that lost messages: the publisher announced more, or nodes had more."""
 
 
 class SilenceLimited(Struct, frozen=True):
-    """The promise of a session's last run is recorded, or its end."""
+    """The promise of a session's last run, or the end of that promise, is recorded."""
 
     session_id: int
 
@@ -65,7 +65,7 @@ class Forgotten(Struct, frozen=True):
 
 
 class DiskJoined(Struct, frozen=True):
-    """A disk of session replicas counts from now on, in place of the node's last one."""
+    """A disk of session replicas counts from now on, instead of the node's previous disk."""
 
     node: str
 
@@ -100,18 +100,24 @@ class HoldReleased(Struct, frozen=True):
 
 
 class GroupReset(Struct, frozen=True):
-    """The positions of a group, by their holds, were moved, or deleted (None)."""
+    """The positions of a group were moved to `position`, or deleted (None). `names` are the names of their
+    holds.
+    """
 
     names: tuple[str, ...]
     position: int | None
 
 
 class LeasesGranted(Struct, frozen=True):
-    """The outcome of a request for leases, with the number that was granted, renewed or released now."""
+    """The outcome of a request for leases, with the number of leases that were granted, renewed or released
+    now.
+    """
 
     request: bytes
     tokens: tuple[int, ...]
-    """For each requested lease its token; 0 if it was not acquired, or is not held with that token."""
+    """The token of each requested lease; 0 if the lease was not acquired, or is not held with the token in
+    the request.
+    """
     granted: int = 0
     renewed: int = 0
     released: int = 0
@@ -122,7 +128,7 @@ class LeasesExpired(Struct, frozen=True):
 
 
 class TableAnswer(Enum):
-    """What became of a part of a commit to a lease's table."""
+    """The result for a part of a commit to a lease's table."""
 
     WRITTEN = "written"
     NOT_OWNER = "not-owner"
@@ -144,7 +150,7 @@ class TableDeleted(Struct, frozen=True):
 
 
 class PostAnswer(Enum):
-    """What became of a request to the owner of a lease."""
+    """The status of a request to the owner of a lease."""
 
     WAITING = "waiting"
     ANSWERED = "answered"
@@ -189,7 +195,8 @@ class FeatureLevelRaised(Struct, frozen=True):
 class CommandRejected(Struct, frozen=True):
     """Nothing was changed.
 
-    `is_fenced`: never possible, because another run or incarnation took over. `is_full`: a limit is reached.
+    `is_fenced`: the command is never possible, because another run or incarnation took over. `is_full`: a
+    limit is reached.
     """
 
     why: str

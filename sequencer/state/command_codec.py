@@ -1,6 +1,6 @@
 """Encodes and decodes the commands of the Raft log. Pure.
 
-A decoded command is well-formed, whoever sent it. `apply` decides whether it fits the state.
+A decoded command is well-formed, even if its sender is hostile. `apply` decides whether it fits the state.
 """
 
 from __future__ import annotations

@@ -37,14 +37,16 @@ from sequencer.state.state import REQUEST_BYTES
 
 RANGES_MAX: Final = 1024
 COUNT_MAX: Final = 2**32 - 1
-"""Messages of one range. All may have to be skipped, and a block header counts these in 32 bits."""
+"""Maximum number of messages of one range. All of them may have to be skipped, and a block header counts
+skipped messages in 32 bits.
+"""
 DISK_BYTES: Final = 16
 REFUSED_MAX: Final = 1000
-"""Characters of the reason with which a leader refuses a request."""
+"""Maximum number of characters of the reason with which a leader refuses a request."""
 TRIM_REASONS: Final = frozenset(
     {TrimReason.TIME, TrimReason.SIZE, TrimReason.DISK, TrimReason.REQUEST, TrimReason.RESET}
 )
-"""Why a cluster trims its merged log."""
+"""The reasons for which a cluster trims its merged log."""
 
 
 class MergeRange(Struct, frozen=True):
@@ -76,7 +78,9 @@ class MergeRange(Struct, frozen=True):
 
 
 class MergeInstruction(Struct, frozen=True):
-    """A merge instruction: which ranges come next, ordered by session id; those of a session in its order."""
+    """A merge instruction: the ranges that come next, ordered by session id. Ranges of a session are in its
+    order.
+    """
 
     number: int
     sequenced_ns: int
@@ -132,7 +136,7 @@ class Configure(Struct, frozen=True):
 class JoinDisk(Struct, frozen=True):
     """A node keeps its session replicas on that disk from now on.
 
-    `address`: host:port of its gRPC server, from feature level 2 on. Empty: not said.
+    `address`: host:port of its gRPC server, from feature level 2 on; empty if it is not reported.
     """
 
     node: str
@@ -148,13 +152,15 @@ class JoinDisk(Struct, frozen=True):
 
 
 class RestoreDisk(Struct, frozen=True):
-    """The node's disk has what was lost with the disk before: see `sequencer.leader.session_close`."""
+    """The node's disk has the bytes that were lost with the previous disk: see
+    `sequencer.leader.session_close`.
+    """
 
     node: str
     disk: bytes
 
     def __post_init__(self) -> None:
-        JoinDisk(self.node, self.disk)  # Checks them.
+        JoinDisk(self.node, self.disk)  # This checks the node and the disk.
 
 
 class TrimSegments(Struct, frozen=True):
@@ -163,7 +169,9 @@ class TrimSegments(Struct, frozen=True):
     up_to: int
     reason: TrimReason
     trimmed_ns: int
-    """For age: the time that a majority's clocks have reached. Otherwise only a label."""
+    """For a trim by age: the time that the clocks of a majority have reached. For other reasons, it is only a
+    label.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.up_to < NUMBER_MAX:
@@ -175,7 +183,9 @@ class TrimSegments(Struct, frozen=True):
 
 
 class HoldPosition(Struct, frozen=True):
-    """A named subscriber has everything below `position`. Keep what follows for it."""
+    """A named subscriber has all messages below `position`. The messages from `position` on are kept for
+    it.
+    """
 
     name: str
     position: int
@@ -238,7 +248,7 @@ class SubmitRequest(Struct, frozen=True):
 
     id: bytes
     until_ns: int
-    """By the nodes' clocks. It is not executed after this time."""
+    """The request is not executed after this time, by the nodes' clocks."""
     operation: Operation
 
     def __post_init__(self) -> None:
@@ -251,7 +261,7 @@ class DecideRequest(Struct, frozen=True):
     id: bytes
     at_ns: int
     refused: str = ""
-    """Why the leader refuses it; empty: it does not."""
+    """Why the leader refuses the request; empty if it does not refuse it."""
 
     def __post_init__(self) -> None:
         _check_request(self.id, self.at_ns)

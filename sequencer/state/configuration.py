@@ -16,15 +16,17 @@ class Configuration(Struct, frozen=True):
     roll_bytes: int = 1 << 30
     """Roll the merged log to the next segment at this size."""
     roll_minutes: int = 0
-    """Roll it at this age too; 0: never by age."""
+    """Also roll the merged log at this age; 0: never by age."""
     session_bytes_max: int = 16 << 20
     """Maximum number of bytes of one session in one instruction. A single batch may be larger."""
     retention_minutes: int = 7 * 24 * 60
     """Trim merged segments this long after they were sealed; 0: never by age."""
     retention_bytes: int = 0
-    """Trim the oldest segments while the merged log is larger; 0: never by size."""
+    """Trim the oldest segments while the merged log is larger than this; 0: never by size."""
     retention_disk_percent: int = DISK_PERCENT
-    """Trim the oldest segments while a majority's disks are fuller; 0: never to free disk space."""
+    """Trim the oldest segments while the disks of a majority are fuller than this; 0: never to free disk
+    space.
+    """
     hold_bytes_max: int = 10 << 30
     """Maximum number of bytes that are kept only for holds; 0: holds keep nothing."""
     sessions_max: int = 10_000

@@ -3,8 +3,8 @@
 Pure. The cluster's level is part of the replicated state, and only an operator raises it. Invariants:
 - A program writes something that a level introduces only if the cluster has that level. It reads everything
   up to `LATEST`.
-- The level never decreases. Until it is raised, every member can go back to a program of the level before.
-- At level 1 all bytes are those that rt wrote before there were levels.
+- The level never decreases. Until it is raised, every member can go back to a program of the previous level.
+- At level 1, rt writes the same bytes as before feature levels existed.
 - A program that does not know the cluster's level stops: see `check_known`.
 """
 
@@ -37,13 +37,13 @@ class FeatureLevelRefused(RtError):
 
 
 class MemberLevel(NamedTuple):
-    """What a member reported of its program."""
+    """A member's report about its program."""
 
     member: str
     latest: int
     """The highest level that its program knows. A program that reports none knows level 1."""
     version: str
-    """Of rt; empty if it reports none."""
+    """The version of rt; empty if the program reports none."""
     is_current: bool
     """Whether it reported this a short time ago."""
 

@@ -1,7 +1,8 @@
 """The incarnations whose records were deleted: only a key of each is kept, so that they stay fenced.
 
 Pure. The keys of all owners share one limit. Above it, the owner with the most keys loses its oldest ones. So
-a certificate that opens and closes sessions without end pushes out its own keys, not those of others.
+if a certificate opens and closes sessions indefinitely, it displaces its own keys, and no keys of other
+owners.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from rt.names import session_owner
 FORGOTTEN_MAX: Final = 1 << 17
 """Maximum number of keys: 1.5 MiB of every snapshot."""
 OWNER_BYTES: Final = 4
-"""Two owners whose hashes are equal only share what each may keep."""
+"""If the hashes of two owners are equal, the only effect is that the owners share the keys that each may
+keep.
+"""
 KEY_BYTES: Final = OWNER_BYTES + 8
 
 _Owner = TypeVar("_Owner", bound=Hashable)
@@ -71,12 +74,14 @@ class ForgottenSessions(Struct):
 
 
 def taken_from_largest(sizes: Mapping[_Owner, int], count: int) -> dict[_Owner, int]:
-    """How many to take from each owner, if `count` times one is taken from the owner that then has the most.
+    """The number to take from each owner, if one is taken `count` times, each time from the owner that has
+    the most.
 
-    Of owners with the same number the one that comes first in `sizes` loses first.
+    If owners have the same number, the owner that comes first in `sizes` loses first.
     """
     owners, ranked = list(sizes), zip(map(neg, sizes.values()), itertools.count(), strict=False)
-    # No other owner can be the one with the most before `count` were taken. Sorted, so it is a heap.
+    # The `count` largest owners are enough: no other owner can have the most before `count` were taken. The
+    # list is sorted, so it is a heap.
     heap = heapq.nsmallest(count, ranked)
     taken = dict[_Owner, int]()
     for _ in range(min(count, sum(sizes.values()))):
@@ -87,9 +92,10 @@ def taken_from_largest(sizes: Mapping[_Owner, int], count: int) -> dict[_Owner, 
 
 
 def forgotten_key(name: str, incarnation: bytes) -> bytes:
-    """The key that is kept of an incarnation whose record was deleted: a hash of its owner, and one of all.
+    """The key that is kept for an incarnation whose record was deleted: a hash of its owner, and a hash of
+    its name and id.
 
-    The key of a new incarnation, whose id is random, equals one of `FORGOTTEN_MAX` others once in 10^14
+    The id of a new incarnation is random, so its key equals one of `FORGOTTEN_MAX` other keys once in 10^14
     times.
     """
     owner = hashlib.blake2b(session_owner(name).encode(), digest_size=OWNER_BYTES).digest()

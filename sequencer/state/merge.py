@@ -34,7 +34,9 @@ from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan
 
 
 class ResolvedRange(Struct, frozen=True):
-    """The part of a range that is merged: `count` messages after the first `skip`, and the session then."""
+    """The part of a range that is merged: `count` messages after the first `skip`, and the session
+    afterwards.
+    """
 
     one: MergeRange
     session: Session
@@ -47,7 +49,7 @@ class ResolvedRange(Struct, frozen=True):
 def resolve_range(
     state: SequencerState, one: MergeRange, wanted: int | None, *, session: Session | None = None
 ) -> ResolvedRange | str:
-    """Resolve a range, or say why it cannot be merged now. `wanted`: the next dedup id, if any.
+    """Resolve a range, or return why it cannot be merged now. `wanted`: the next dedup id, if any.
 
     `session` replaces the state's session when a leader plans ahead.
     """

@@ -1,4 +1,4 @@
-"""Applies trims and holds: what is kept of the merged log, and for whom.
+"""Applies trims and holds: which part of the merged log is kept, and for which subscribers.
 
 Pure. Invariants:
 - A trim removes a prefix of the sealed segments, never the active one.
@@ -112,9 +112,9 @@ def release(state: SequencerState, command: commands.ReleaseHold) -> Outcome:
 
 
 def reset_group(state: SequencerState, command: commands.ResetGroup) -> Outcome:
-    """Move all positions of a group, or delete them. Not below what is kept.
+    """Move all positions of a group, or delete them. No position is moved below the first one that is kept.
 
-    The leases of members are in the same state, so no member can start unseen.
+    The leases of members are in the same state, so no member can start unnoticed.
     """
     group = command.group
     names = tuple(sorted(name for name in state.holds if name.startswith(f"{group}~")))

@@ -1,4 +1,5 @@
-"""The runs of publishers in the state: opened, fenced, closed, and which one of a session is merged next.
+"""The runs of publishers in the state: how they are opened, fenced and closed, and which run of a session is
+merged next.
 
 Pure. Invariants:
 - A run is merged only after all earlier runs, and an incarnation only after the one that it superseded.
@@ -12,10 +13,11 @@ fenced like any other run, and then has no end until it is closed.
 
 A publisher may promise, for its run, to be silent for no longer than a limit. The promise ends when the
 publisher says that it was closed in order, when a later run is opened, or when an operator closes the
-session. All of these are committed facts, not what one node remembers. So a node that was cut off when the
-publisher was closed gives no false alarm later, and every node gives the alarm when it was killed. The end of
-a run shows neither: the run of a closed publisher stays open until it has a successor. A promise that has
-ended is never made again in the same run, so a late command of another node cannot bring it back.
+session. All of these are committed facts, and not the memory of one node. So if a node was cut off when the
+publisher was closed, it raises no false alarm later. If the publisher was killed, every node raises the
+alarm. The end of a run shows neither: the run of a closed publisher stays open until it has a successor. A
+promise that has ended is never made again in the same run, so a late command of another node cannot bring it
+back.
 """
 
 from __future__ import annotations
@@ -69,10 +71,11 @@ def open_run(state: SequencerState, command: OpenRun) -> Outcome:
     if (command.session, command.incarnation) in state.forgotten:
         return CommandRejected(FORGOTTEN, is_fenced=True)
     if command.newest != (0 if newest is None else newest.id):
-        # Another directory, which may be the newer one, was opened after this was proposed.
+        # Another directory, which may be the newer one, was opened after this command was proposed.
         return CommandRejected(f"another incarnation than session {command.newest} is the newest")
     why = _why_no_room(state, command.session)
-    # One that supersedes an open session is accepted: that one is closed, and this one waits for it.
+    # A session that supersedes an open session is accepted: the open one is closed, and the new one waits for
+    # it.
     if why is not None and not (newest is not None and newest.active_runs and not waits(state, newest)):
         return CommandRejected(why, is_full=True)
     why = _why_no_dedup_id(state, command.dedup_id)
@@ -92,8 +95,8 @@ def open_run(state: SequencerState, command: OpenRun) -> Outcome:
 def open_sealed_runs(state: SequencerState, command: OpenSealedRuns) -> Outcome:
     """Open runs whose ends are known, as many as there is room for.
 
-    Runs that are open or over are skipped, because several nodes propose the same runs. A run that is open
-    without its end stays so: nodes may hold bytes after that end.
+    Runs that are open or over are skipped, because several nodes propose the same runs. If a run is open
+    without its end, it stays open without an end: nodes may hold bytes after that end.
     """
     opened: Outcome | None = None
     refused: Outcome | None = None
@@ -115,7 +118,7 @@ def _seal(state: SequencerState, session: Session, run: SealedRun) -> None:
     """Set the end of the run that was just opened."""
     active = session.active_runs[-1]
     if run.end[:2] == BEGIN and waits(state, session):
-        return  # It would be over immediately, before its turn.
+        return  # Otherwise the run would be over immediately, before its turn.
     state.put(advanced(session.with_run(replace(active, end=run.end))))
 
 
@@ -129,7 +132,8 @@ def _open_known(state: SequencerState, session: Session, command: OpenRun) -> Ou
         return CommandRejected(f"run {command.run} is open with another run id", is_fenced=True)
     if command.run <= session.last_run:
         why = f"run {command.run} is over: run {session.last_run} was opened"
-        # A slow node may propose a run that is merged already. Its next start message says where to continue.
+        # A slow node may propose a run that is merged already. Its next start message contains the offset at
+        # which to continue.
         is_merged = session.done is not None and session.fenced_end <= command.run <= session.done[0]
         return CommandRejected(why, is_fenced=not is_merged)
     if len(session.active_runs) >= RUNS_MAX:
@@ -193,7 +197,8 @@ def close_session(state: SequencerState, command: CloseSession) -> Outcome:
         session = _promising_nothing(session)
         state.put(session)
     if session.active is None:
-        return RunFenced(session.id, session.last_run, is_given_up=True)  # Its publisher was waited for.
+        # The cluster was still waiting for its publisher.
+        return RunFenced(session.id, session.last_run, is_given_up=True)
     if not session.active.is_fenced:
         state.put(session.with_run(_fenced(session.active)))
     return RunFenced(session.id, session.active.run, is_given_up=True)
@@ -213,7 +218,9 @@ def limit_silence(state: SequencerState, command: LimitSilence) -> Outcome:
 
 
 def is_promise_settled(session: Session, run: int, silence_ms_max: int) -> bool:
-    """Whether a promise of a run, or its end (0), is recorded, or cannot be any more."""
+    """Whether a promise of a run, or the end of the promise (0), is recorded, or can no longer be
+    recorded.
+    """
     if session.is_superseded or session.last_run != run:
         return session.is_superseded or session.last_run > run
     if session.is_closed_in_order or not silence_ms_max:
@@ -233,7 +240,7 @@ def forget_sessions(state: SequencerState, command: Forget) -> Outcome:
 
 
 def fence_run(state: SequencerState, command: FenceRun) -> Outcome:
-    """Fence those of the runs that are open."""
+    """Fence the runs of the command that are open."""
     session = state.sessions.get(command.session_id)
     wanted = {command.run, *command.later}
     runs = [] if session is None else [one.run for one in session.active_runs if one.run in wanted]
@@ -250,7 +257,7 @@ def _fenced(active: ActiveRun) -> ActiveRun:
 
 
 def close_run(state: SequencerState, command: CloseRun) -> Outcome:
-    """End a fenced run, and later ones of which no node has a byte."""
+    """End a fenced run, and later runs of which no node has a byte."""
     session = state.sessions.get(command.session_id)
     active = session.active if session is not None else None
     if session is None or active is None or active.run != command.run:
@@ -258,7 +265,8 @@ def close_run(state: SequencerState, command: CloseRun) -> Outcome:
             f"run {command.run} of session {command.session_id} is not the one that is being merged"
         )
     end = command.end
-    # An end that all nodes lost is replaced by a nearer one: see `sequencer.leader.session_close`.
+    # If all nodes lost the bytes at an end, it is replaced by an earlier end: see
+    # `sequencer.leader.session_close`.
     if not active.is_fenced or (active.end is not None and end[:2] >= active.end[:2]):
         return CommandRejected(f"run {command.run} is {'closed' if active.is_fenced else 'not fenced'}")
     if waits(state, session):
@@ -285,7 +293,7 @@ def close_run(state: SequencerState, command: CloseRun) -> Outcome:
 
 
 def _is_cut_short(active: ActiveRun) -> bool:
-    """Whether a closed run ends before the end that its publisher announced, or that it had before."""
+    """Whether a closed run ends before the end that its publisher announced, or before its previous end."""
     return active.announced is not None and active.end is not None and active.end[:2] < active.announced[:2]
 
 
@@ -305,7 +313,8 @@ def advanced(session: Session) -> Session:
 def waits(state: SequencerState, session: Session) -> bool:
     """Whether an older incarnation of the name is not merged completely.
 
-    Checking the previous one is enough: it had to wait in the same way, so it ends after those before it.
+    It is enough to check the previous incarnation: it had to wait in the same way, so it ends after all
+    incarnations before it.
     """
     older = state.sessions.get(session.waits_for)
     return older is not None and bool(older.active_runs)

@@ -99,7 +99,7 @@ class CloseRun(Struct, frozen=True):
     later: tuple[int, ...] = ()
     """Later runs of the session that end before their first byte."""
     announced: End | None = None
-    """How far the publisher said that it has the run, if the proposer knows."""
+    """The end up to which the publisher said that it has the run, if the proposer knows it."""
 
     def __post_init__(self) -> None:
         _check_end(self.end)
@@ -165,7 +165,7 @@ def _check_run(run: int, run_id: bytes) -> None:
 
 
 def may_be_end(offset: int, number: int) -> bool:
-    """Whether a segment can end there."""
+    """Whether a segment can end at this offset, before this message number."""
     return SEGMENT_HEADER_BYTES <= offset < NUMBER_MAX and offset % 8 == 0 and 0 <= number < NUMBER_MAX
 
 

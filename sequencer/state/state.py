@@ -23,9 +23,11 @@ from sequencer.state.leases.table_rows import LeaseTables
 HOLDS_MAX: Final = 1_000
 """Named subscribers and groups' positions: about 100 KB of every snapshot."""
 HOLDS_PER_NAME_MAX: Final = 256
-"""Positions of groups with one certificate's name: limits each, so that none uses up all holds."""
+"""Maximum number of positions of groups with one certificate's name, so that no name uses up all holds."""
 ASKED_MAX: Final = 256
-"""Operators' requests that wait, or whose time is not over: those of a few seconds."""
+"""Maximum number of operators' requests that wait, or whose time is not over: the requests of a few
+seconds.
+"""
 LEASES_MAX: Final = 4096
 """Leases held at the same time: about 300 KB of every snapshot, ten times that with the longest names."""
 LEASES_PER_GROUP_MAX: Final = 1024
@@ -67,11 +69,13 @@ class ActiveRun(Struct, frozen=True):
     end: End | None = None
     """Where the run ends, once it is closed."""
     announced: End | None = None
-    """How far the publisher said that it has the run, if a run that is fenced might end before that."""
+    """The end up to which the publisher said that it has the run, if a fenced run might end before it."""
 
 
 class ConsumedEnd(Struct, frozen=True):
-    """How far the first of a session's runs is merged, and the segment's running checksum there."""
+    """The end up to which the first of a session's runs is merged, and the segment's running checksum
+    there.
+    """
 
     end: End
     chain: int
@@ -90,7 +94,7 @@ class Session(Struct, frozen=True):
     """The greatest run number ever opened."""
     active_runs: tuple[ActiveRun, ...] = ()
     consumed: ConsumedEnd | None = None
-    """How far the first of `active_runs` is merged; None before its first range."""
+    """The end up to which the first of `active_runs` is merged; None before its first range is merged."""
     done: tuple[int, End] | None = None
     """The last run that was merged completely, and its end."""
     fenced_end: int = 0
@@ -98,9 +102,11 @@ class Session(Struct, frozen=True):
     runs_cut_short: int = 0
     """Number of runs that were closed before the end that the publisher had announced."""
     silence_ms_max: int = 0
-    """The publisher of `last_run` promised to be silent for no longer; 0: no, or not any more."""
+    """The publisher of `last_run` promised to be silent for no longer than this; 0: no promise, or it has
+    ended.
+    """
     is_closed_in_order: bool = False
-    """It was closed in order, or an operator closed the session."""
+    """Whether the publisher was closed in order, or an operator closed the session."""
 
     @property
     def active(self) -> ActiveRun | None:
@@ -125,9 +131,11 @@ class NodeDisk(NamedTuple):
     joined: int
     """Number of disks that had joined, including this one."""
     is_whole: bool
-    """It holds everything that the node ever reported of open runs: see `sequencer.leader.session_close`."""
+    """Whether the disk holds everything that the node ever reported of open runs: see
+    `sequencer.leader.session_close`.
+    """
     address: str = ""
-    """host:port of the node's gRPC server when the disk joined; empty: it did not say."""
+    """host:port of the node's gRPC server when the disk joined; empty if the node did not report it."""
 
 
 class SubscriberHold(NamedTuple):
@@ -143,7 +151,7 @@ class PendingRequest(NamedTuple):
     until_ns: int
     """The request is not executed after this time."""
     command: bytes
-    """Encoded as in the log; empty if it was decided."""
+    """The operation, encoded as in the log; empty if the request was decided."""
 
 
 class LeaseState(NamedTuple):
@@ -151,11 +159,13 @@ class LeaseState(NamedTuple):
     token: int
     """Greater than every token granted before, of any lease."""
     duration_ms: int
-    """It expires if it is not renewed for this time."""
+    """The lease expires if it is not renewed for this time."""
     request: bytes
     renewals: int
     attempt: int = 0
-    """Earlier attempts of the owner to change the lease's table are refused. A new owner starts at 0."""
+    """The owner's attempts to change the lease's table are refused if they are earlier than this one. A new
+    owner starts at 0.
+    """
 
 
 class MemberRequest(NamedTuple):
@@ -167,7 +177,7 @@ class MemberRequest(NamedTuple):
     address: str
     """host:port of its Raft."""
     removes: str
-    """The node that goes; empty: none."""
+    """The node that is removed; empty: none."""
 
     @property
     def brief(self) -> str:
@@ -247,9 +257,9 @@ class MergedEnd(Struct):
     """Session ids that this segment has declared."""
     chain: int = 0
     total_bytes: int = 0
-    """Of all merged segments, headers included."""
+    """Size of all merged segments, headers included."""
     next_run: int = 0
-    """The run number of the next segment, if it is greater than this one's."""
+    """The run number of the next segment, if it is greater than the run number of this segment."""
 
 
 @dataclass(slots=True)
@@ -266,7 +276,7 @@ class SequencerState:
     merged: MergedEnd = field(default_factory=MergedEnd)
     sessions: dict[int, Session] = field(default_factory=dict)
     wanted: dict[str, int] = field(default_factory=dict)
-    """The next id of each dedup id, after the first one was merged."""
+    """By dedup id: the message id that is expected next, after the first one was merged."""
     segments: deque[MergedSegment] = field(default_factory=deque)
     """Sealed merged segments, oldest first. Trimmed ones come before the others."""
     next_session_id: int = 1
@@ -288,7 +298,7 @@ class SequencerState:
     lease_token: int = 0
     """The last token that was granted. It never decreases."""
     released: deque[bytes] = field(default_factory=lambda: deque(maxlen=RELEASED_MAX))
-    """The last requests of which a lease was released or expired: they are granted no more."""
+    """The last requests of which a lease was released or has expired: no more leases are granted to them."""
     tables: LeaseTables = field(default_factory=LeaseTables)
     """The tables of leases, held or not."""
     closed: dict[int, None] = field(default_factory=dict)
@@ -296,7 +306,7 @@ class SequencerState:
     forgotten: ForgottenSessions = field(default_factory=ForgottenSessions)
     """The incarnations whose records were deleted."""
     runs_cut_short: int = 0
-    """Of all sessions, also of deleted records."""
+    """Number of runs cut short in all sessions, also in sessions whose records were deleted."""
     feature_level: int = 1
     """See `sequencer.state.feature_level`."""
     member_requests: int = 0
@@ -306,7 +316,7 @@ class SequencerState:
     by_name: dict[str, int] = field(init=False, default_factory=dict)
     """The id of the newest incarnation of each name. Derived from `sessions`, like the next four."""
     by_incarnation: dict[tuple[str, bytes], int] = field(init=False, default_factory=dict)
-    """By name and incarnation."""
+    """Session ids by name and incarnation."""
     open_of: Counter[str] = field(init=False, default_factory=Counter)
     """Number of open sessions, by name of the certificate."""
     runs_of: Counter[str] = field(init=False, default_factory=Counter)

@@ -1,7 +1,7 @@
 """The sequencer's state as bytes: equal states give equal bytes. Its version is its feature level.
 
-Pure. Most of a large state are records of sessions, which rarely change. Each is encoded once, and they
-follow the other fields.
+Pure. A large state consists mostly of records of sessions, which rarely change. Each record is encoded once,
+and the records follow the other fields.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def encode_state(state: SequencerState) -> bytes:
 
 
 def frozen_state(state: SequencerState) -> Callable[[], bytes]:
-    """A function that encodes the state as it is now, in any thread. It does most of the work for tables, of
-    which every page may have changed.
+    """A function that encodes the state as it is now. It may be called in any thread. It does most of the
+    work for tables, because every page of them may have changed.
     """
     message = pb.SequencerState(**_STATE.encode(state))
     sessions = (_encoded_session(state, state.sessions[key]) for key in sorted(state.sessions))
@@ -59,8 +59,8 @@ def frozen_state(state: SequencerState) -> Callable[[], bytes]:
 def decode_state(data: bytes, *, keeps_pages: bool = False) -> SequencerState:
     """Decode a state; `rt.FormatError`, `rt.UnknownVersion`.
 
-    `keeps_pages`: remember the encoded pages of tables. A process that makes snapshots would otherwise need
-    seconds for its first one.
+    `keeps_pages`: remember the encoded pages of tables. Otherwise a process that makes snapshots would need
+    seconds for its first snapshot.
     """
     try:
         message = pb.SequencerState.FromString(data)
@@ -96,7 +96,7 @@ def _encoded_session(state: SequencerState, session: Session) -> bytes:
 
 
 def _encoded_pages(tables: LeaseTables) -> Iterator[EncodedPage]:
-    """The rows of all tables as fields of the state, a page each."""
+    """The rows of all tables as fields of the state, one page in each field."""
     for lease in sorted(tables.by_lease):
 
         def encode(rows: list[tuple[str, bytes]], lease: str = lease) -> bytes:
@@ -148,7 +148,8 @@ _MERGED_SEGMENT: Final = MessageCodec(
 _TABLE: Final = MessageCodec(
     LeaseTable,
     pb.LeaseTable,
-    rows=FieldCodec(lambda _: {}, lambda _: PagedRows()),  # They follow: see `_encoded_pages`.
+    # Rows follow the other fields: see `_encoded_pages`.
+    rows=FieldCodec(lambda _: {}, lambda _: PagedRows()),
 )
 _STATE: Final = MessageCodec(
     SequencerState,
@@ -169,7 +170,7 @@ _STATE: Final = MessageCodec(
         ),
     ),
     sessions=FieldCodec(
-        lambda _: {},  # They follow: see `_encoded_session`.
+        lambda _: {},  # Sessions follow the other fields: see `_encoded_session`.
         lambda message: {one.id: _SESSION.decode(one) for one in message.sessions},
     ),
     wanted=FieldCodec(

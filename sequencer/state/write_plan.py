@@ -1,6 +1,7 @@
 """Write plans: a merge instruction as every node executes it, byte for byte.
 
-Pure. `apply` makes them, the merger executes them, a snapshot contains those not yet merged durably.
+Pure. `apply` makes them, the merger executes them, and a snapshot contains the plans that are not merged
+durably yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rt.v1 import sequencer_pb2 as pb
 
 
 class SessionEnd(NamedTuple):
-    """A place in a session: offset of `log.X.Y`, before message `number`."""
+    """An end in a session: offset of segment `log.X.Y`, before message `number`."""
 
     session_id: int
     run: int
@@ -50,9 +51,11 @@ class BlockWrite(Struct, frozen=True):
 
 
 class WritePlan(Struct, frozen=True):
-    """What an instruction writes: at `offset` of the merged segment, 0 if it starts the segment.
+    """The bytes that an instruction writes at `offset` of the merged segment. `offset` is 0 if it starts the
+    segment.
 
-    If `offset` is `end_offset`, it writes nothing. Both are 0, with no segment, before the first segment.
+    If `offset` equals `end_offset`, the instruction writes nothing. Both are 0, with no segment, before the
+    first segment.
     """
 
     instruction: int
@@ -68,7 +71,7 @@ class WritePlan(Struct, frozen=True):
     """Size of all merged segments after it."""
     end_offset: int
     consumed: tuple[SessionEnd, ...]
-    """How far sessions are consumed after it, also by ranges without a block."""
+    """The ends up to which sessions are consumed after the instruction, also by ranges without a block."""
 
 
 def encode_write_plan(plan: WritePlan) -> bytes:

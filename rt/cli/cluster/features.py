@@ -63,5 +63,5 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
 
 
 def _latest(member: dict[str, Any]) -> int:
-    """A node of an older rt does not say it."""
+    """The latest feature level that a member knows. A node of an older rt does not report it."""
     return int(member.get("featureLevelLatest", 1))

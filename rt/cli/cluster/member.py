@@ -25,7 +25,7 @@ POLL_S: Final = 0.5
 
 
 class MemberChangeFailed(RtError):
-    """The cluster did not carry out the change of its members whole."""
+    """The cluster did not complete the change of its members."""
 
 
 @click.group()

@@ -35,7 +35,7 @@ def show_all(figures: Generator[Figure, None, None], *, as_json: bool) -> None:
 
 
 def number_option(name: str, default: float, least: float, most: int, text: str) -> Callable[[F], F]:
-    """An option for a number from `least` to `most`; a whole one if `default` and `least` are."""
+    """An option for a number from `least` to `most`; for an integer if `default` and `least` are integers."""
     kind: click.IntRange | FiniteRange = FiniteRange(least, most)
     if isinstance(default, int) and isinstance(least, int):
         kind = click.IntRange(least, most)
@@ -47,7 +47,7 @@ def rounds_option(default: int) -> Callable[[F], F]:
 
 
 def parts_option(parts: Sequence[str]) -> Callable[[F], F]:
-    """The parameter is named `parts`."""
+    """An option that selects parts. The parameter is named `parts`."""
     text = "Measure only this part. Repeatable. Default: all parts."
     return option("--part", "parts", multiple=True, type=click.Choice(parts), help=text)
 

@@ -206,7 +206,7 @@ def _target(
         if not must_have_spark:
             yield found, None
             return
-        found.last()  # A target that cannot be read is an error before Spark starts.
+        found.last()  # Fail before Spark starts if the target cannot be read.
     spark = spark_session("rt export", master, settings)
     hint = "What was exported before is complete. See the log of Spark."
     with spark_errors("the export has failed in Spark", target, hint):

@@ -1,4 +1,4 @@
-"""`rt groups`: the groups of a cluster, their members, positions and lag; reset and end of a group."""
+"""`rt groups`: show the groups of a cluster with members, positions and lag; reset or delete a group."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def reset(
 
 
 class _Nodes:
-    """What the nodes answer."""
+    """The answers of the nodes."""
 
     def __init__(self, nodes: NodeOptions, connect_s: float) -> None:
         self._endpoints, self._tls = nodes.parse()
@@ -117,7 +117,7 @@ class _Nodes:
         return groups_in(*await asyncio.gather(self._ask("/holds"), self._ask("/leases")))
 
     async def group(self, name: str) -> GroupRow:
-        """`rt.RtError` if there is none of that name."""
+        """Return the group. `rt.RtError` if no group has that name."""
         found = await self.groups()
         for one in found:
             if one.name == name:
@@ -130,12 +130,14 @@ class _Nodes:
         )
 
     async def delete(self, name: str) -> int:
-        """How many positions were deleted. `rt.RtError` if it has members."""
+        """Delete the positions of the group and return their number. `rt.RtError` if it has members."""
         await self._group_without_members(name)
         return len((await self._ask("/delete-group", {"group": name}))["holds"])
 
     async def reset(self, name: str, goal: Goal, *, is_dry_run: bool) -> tuple[GroupRow, int]:
-        """The group before, and the position of its partitions after. `rt.RtError` if it has members."""
+        """Return the group before the reset, and the new position of its partitions. `rt.RtError` if it has
+        members.
+        """
         group = await self._group_without_members(name)
         position = await asyncio.to_thread(position_of, goal, self._endpoints, self._tls, self._connect_s)
         if not is_dry_run:
@@ -143,7 +145,7 @@ class _Nodes:
         return group, position
 
     async def _group_without_members(self, name: str) -> GroupRow:
-        """`rt.RtError` if it has members: they would create or move its positions again."""
+        """Return the group. `rt.RtError` if it has members: they would create or move its positions again."""
         group = await self.group(name)
         if group.members:
             raise RtError(

@@ -1,4 +1,6 @@
-"""`rt holds`: who keeps the nodes from trimming the merged log, since when, and how to release it."""
+"""`rt holds`: which holds keep the nodes from trimming the merged log, since when, and how to release
+them.
+"""
 
 from __future__ import annotations
 

@@ -237,7 +237,11 @@ def _headers(given: Sequence[str]) -> Headers:
 
 
 def _close(publisher: Publisher, outcome: WaitOutcome) -> None:
-    """Leave the rest to the push process. What blocks it is no error if the level is reached, or is told."""
+    """Close the publisher, and leave the rest to the push process.
+
+    An error that blocks the rest is ignored if the level is reached, or if the outcome already reports a
+    problem.
+    """
     try:
         publisher.close(timeout=0)
     except RtError:

@@ -1,7 +1,7 @@
-"""`rt pushes`: the push processes that programs on this machine have started, also those that have ended.
+"""`rt pushes`: the push processes that programs on this machine have started, also programs that have ended.
 
-Invariant: stopping a push loses nothing. The session directory stays as it is, and whoever pushes it next
-continues where the nodes are.
+Invariant: stopping a push loses nothing. The session directory stays as it is, and the next push of it
+continues after the messages that the nodes have.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def stop(which: str, stream: str | None, timeout: float, as_json: bool) -> None:
     chosen = _choose(found, which, stream)
     for push in chosen:
         _stop(push, deadline, timeout)
-        # The nodes may have received more since the first look.
+        # The nodes may have received more since the pushes were listed.
         stopped = Push(push.pid, push.summary, read_unsent(push.summary.directory))
         if as_json:
             click.echo(json.dumps(push_object(stopped)))
@@ -115,7 +115,7 @@ def _find() -> tuple[list[Push], list[RtError]]:
 
 
 def _choose(found: Sequence[Push], which: str, stream: str | None) -> list[Push]:
-    """The pushes of the one directory that `which` means. `rt.RtError` if it is none, or several."""
+    """The pushes of the only directory that `which` matches. `rt.RtError` if it matches none or several."""
     if os.sep in which or which in {os.curdir, os.pardir}:
         path = os.path.realpath(which)
         chosen = [push for push in found if os.path.realpath(push.summary.directory) == path]
@@ -143,7 +143,9 @@ def _choose(found: Sequence[Push], which: str, stream: str | None) -> list[Push]
 
 
 def _stop(push: Push, deadline: float, timeout: float) -> None:
-    """Returns when it has stopped. `rt.RtError` if it goes on, `rt.Timeout` if that is not known in time."""
+    """Stop the push, and return when it has stopped. `rt.RtError` if it continues, `rt.Timeout` if the
+    outcome is not known in time.
+    """
     seconds = max(deadline - time.monotonic(), 0.1)
     directory = push.summary.directory
     named = next((process for process in find_push_processes() if process.pid == push.pid), None)
@@ -164,7 +166,7 @@ def _stop(push: Push, deadline: float, timeout: float) -> None:
 
 
 def _stopped_line(push: Push) -> str:
-    """What was stopped, what stays, and who sends it."""
+    """A line: which push was stopped, which messages stay, and what sends them."""
     summary, unsent = push.summary, push.unsent
     line = f"Stopped the push of {summary.stream}/{summary.session} (process {push.pid})."
     directory = escape(summary.directory)

@@ -48,7 +48,7 @@ def ask(endpoint: str, timeout_s: float) -> list[dict[str, Any]]:
 
 
 def _checked(engine: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raises `MsgspecError`, `KeyError` or `TypeError` if another program answered."""
+    """Return `engine`. Raises `MsgspecError`, `KeyError` or `TypeError` if another program answered."""
     from rt.query.monitoring.dead_letters import DeadLetter
     from rt.query.monitoring.status import EngineStatus
 
@@ -60,7 +60,7 @@ def _checked(engine: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def problems_of(engine: Mapping[str, Any]) -> Iterator[str]:
-    """What needs a person: of the engine, then of its stages and queries."""
+    """The problems that need a person: first of the engine, then of its stages and queries."""
     status, name = engine["status"], engine["name"]
     if status["state"] not in _WORKING:
         yield f"{name}: the engine is {status['state']}"
@@ -164,7 +164,7 @@ def _counts(of: Mapping[str, Any]) -> str:
 
 
 def _time_lines(source: Mapping[str, Any]) -> Iterator[str]:
-    """The event time of a source; nothing without `time_of`."""
+    """The event time of a source; no line without `time_of`."""
     if (time := source["event_time"]) is not None:
         place = (
             "no value yet" if time["watermark_ns"] is None else format_time(time["watermark_ns"], digits=3)

@@ -1,4 +1,4 @@
-"""`rt store`: check object stores, show what they hold, and copy the file of one.
+"""`rt store`: check object stores, show their contents, and copy the file of a store.
 
 Invariants:
 - The store is not changed and not locked: a program may use it.

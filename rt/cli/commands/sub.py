@@ -218,7 +218,9 @@ def _encoder(
 
 
 def _log_directory(directory: str | None, root: str | None, stream: str | None) -> str:
-    """The directory of the log; if it does not exist, `rt.LogNotFound` with the sessions that do."""
+    """The directory of the log. If it does not exist, `rt.LogNotFound`, which lists the sessions that
+    exist.
+    """
     if directory is not None:
         if root is not None or stream is not None:
             raise click.UsageError("Give either DIR, or --path and --stream.")

@@ -1,7 +1,7 @@
 """The state of a cluster from the answers of all its nodes, and its text: problems first. Pure.
 
-Nodes may answer differently: one may be behind or cut off. Invariants:
-- The state of the cluster is that of the node that has applied the most.
+Nodes may answer differently, because a node may be behind or cut off. Invariants:
+- The state of the cluster is taken from the node that has applied the most.
 - The state of a node is its own answer, if it answered.
 """
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 from rt.cli.formats.tables import escape, format_size, table
 
 Document: TypeAlias = Any
-"""JSON, as REST answers it."""
+"""JSON, as REST returns it."""
 
 
 class NodeAnswer(Struct, frozen=True):
@@ -23,13 +23,13 @@ class NodeAnswer(Struct, frozen=True):
 
     endpoint: str
     status: Document = None
-    """Of /status; None if it did not answer."""
+    """The answer to /status; None if the node did not answer."""
     clients: Sequence[Document] = ()
-    """Of /rt-clients."""
+    """The answer to /rt-clients."""
     holds: Sequence[Document] = ()
-    """Of /holds."""
+    """The answer to /holds."""
     everywhere: Document = None
-    """Of /cluster-clients; empty if the node is too old for it."""
+    """The answer to /cluster-clients; empty if the node is too old for it."""
     error: str = ""
 
 
@@ -74,7 +74,9 @@ class ClusterSummary(Struct, frozen=True):
 
     @property
     def elsewhere(self) -> list[Document]:
-        """The clients of nodes that did not answer or were not asked, as these report to the others."""
+        """The clients of nodes that did not answer or were not asked. These nodes report them to the other
+        nodes.
+        """
         answered = {one.status["node"]["name"] for one in self.answers if one.status}
         entries = (self.best.everywhere or {}).get("clients", [])
         return [one for one in entries if one["node"] not in answered]
@@ -136,9 +138,9 @@ def _key(client: Document) -> tuple[str, str]:
 
 
 STALE_S: Final = 5.0
-"""A report that is older does not say how a member is now; members report twice a second."""
+"""An older report does not show the current state of a member: members report twice a second."""
 CLIENTS_MAX: Final = 20
-"""Most lines of publishers, and of subscribers: those with the most lag are shown."""
+"""Maximum number of lines of publishers, and of subscribers. Clients with the most lag are shown."""
 
 
 def status_lines(overview: ClusterSummary) -> Iterator[str]:
@@ -216,7 +218,7 @@ def _members(members: Sequence[Document]) -> Iterator[str]:
 
 
 def _phase(member: Document) -> str:
-    """The current phase, and its progress; its age if the report is an old one."""
+    """The current phase and its progress; also the age of the report if it is old."""
     age_s = member["reportAgeSeconds"]
     late = f" ({age_s:.0f} s ago)" if age_s >= STALE_S else ""
     return f"{_current_phase(member)}{late}"
@@ -347,7 +349,7 @@ def _subscribers(clients: Sequence[Document], holds: Sequence[Document]) -> Iter
 
 
 def _elsewhere(clients: Sequence[Document]) -> Iterator[str]:
-    """Each client of the nodes of which only other nodes know."""
+    """Each client that is known only from nodes other than its own."""
     if clients:
         yield ""
         yield f"connected to nodes that gave no answer here: {len(clients):,}"

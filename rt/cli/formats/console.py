@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 def report(text: object) -> None:
-    """One line on stderr."""
+    """Write one line to stderr."""
     click.echo(f"rt: {escape(str(text))}", err=True)
 
 
 def show(
     found: T, *, as_json: bool, to_object: Callable[[T], object], to_lines: Callable[[T], Iterable[str]]
 ) -> None:
-    """A result on stdout, as one JSON object or as lines."""
+    """Write a result to stdout, as one JSON object or as lines."""
     click.echo(json.dumps(to_object(found)) if as_json else "\n".join(to_lines(found)))
 
 
@@ -60,7 +60,7 @@ def _in_words(event: Event) -> str:
 
 
 class Bar:
-    """The progress of a command. Methods are cheap enough for every read."""
+    """The progress of a command. Its methods are cheap enough to be called for every read."""
 
     def __init__(self, shown: tqdm[Any] | None) -> None:
         self._shown = shown

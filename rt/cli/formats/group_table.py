@@ -1,4 +1,4 @@
-"""The groups of a cluster, from what nodes tell of holds and leases, and what `rt groups` shows. Pure.
+"""The groups of a cluster, from the holds and leases that nodes report, and the output of `rt groups`. Pure.
 
 A position is a hold `GROUP~DIGEST.PARTITION` (`rt.streams.group.partitions`). A member has the lease
 `GROUP/start/MEMBER` while it starts (`rt.streams.group.group`), then `GROUP/host/MEMBER`, and
@@ -30,7 +30,7 @@ class PartitionRow(Struct, frozen=True):
     size_bytes: int
     acknowledged_ns: int
     member: str
-    """Who handles it; empty: no member."""
+    """The member that handles it; empty if there is none."""
     is_trimmed: bool
     """Whether messages that it has not handled were trimmed."""
 
@@ -38,22 +38,22 @@ class PartitionRow(Struct, frozen=True):
 class GroupRow(Struct, frozen=True):
     name: str
     partitions: tuple[PartitionRow, ...]
-    """By name."""
+    """Sorted by name."""
     members: tuple[str, ...]
 
     @property
     def lag(self) -> int:
-        """That of the partition that lags most."""
+        """The lag of the partition that lags most."""
         return max((one.lag for one in self.partitions), default=0)
 
     @property
     def size_bytes(self) -> int:
-        """What nodes keep for the group: that of the partition that lags most."""
+        """The bytes that nodes keep for the group: those of the partition that lags most."""
         return max((one.size_bytes for one in self.partitions), default=0)
 
     @property
     def unhandled(self) -> int:
-        """How many partitions no member handles."""
+        """The number of partitions that no member handles."""
         return sum(not one.member for one in self.partitions)
 
 
@@ -147,7 +147,7 @@ def group_object(group: GroupRow) -> dict[str, Any]:
 
 
 def reset_lines(group: GroupRow, position: int, *, is_dry_run: bool) -> Iterator[str]:
-    """A line for each partition with its move, and what was done."""
+    """A line for each partition with its old and new position, and a line with the result."""
     rows = [[one.partition, f"{one.position:,}", f"{position:,}"] for one in group.partitions]
     yield from table(("partition", "from", "to"), rows, right=frozenset({"from", "to"}))
     yield ""

@@ -1,7 +1,8 @@
-"""Waiting until what `rt pub` published is flushed, replicated or merged, and what to say if it is not.
+"""Wait until the messages of `rt pub` are flushed, replicated or merged, and describe the problem if they are
+not.
 
-Invariant: whatever ends the wait, `WaitOutcome` says how many messages reached each level, and who sends the
-rest.
+Invariant: however the wait ends, `WaitOutcome` says how many messages reached each level, and which process
+sends the rest.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _LOOK_SECONDS: Final = 0.2
 
 
 class WaitOutcome(Struct):
-    """What the messages of the command have reached."""
+    """The levels that the messages of the command have reached."""
 
     level: Level
     is_level_reached: bool = False
-    """Whether all messages have reached it."""
+    """Whether all messages have reached `level`."""
     replicated: int = 0
     merged: int = 0
     reason: Literal["timeout", "interrupted", "refused", "fenced", "not flushed"] | None = "not flushed"
@@ -38,7 +39,7 @@ class WaitOutcome(Struct):
     push_pid: int | None = None
     """The process that sends the rest; None if there is none."""
     problem: str | None = None
-    """What is missing, where it is, and what to do."""
+    """Which messages have not reached the level, where they are, and what to do."""
 
 
 def wait_for_level(
@@ -70,7 +71,8 @@ def wait_for_level(
         outcome.reason, why = "fenced" if isinstance(error, Fenced) else "refused", str(error)
     finally:
         _update_counts(publisher, published, outcome)
-        if getattr(outcome, outcome.level) == published.message_count:  # An interrupt may come too late.
+        # An interrupt may come after the level was reached.
+        if getattr(outcome, outcome.level) == published.message_count:
             outcome.is_level_reached, outcome.reason = True, None
         else:
             outcome.problem = _problem(publisher, published, outcome, why)

@@ -36,7 +36,7 @@ def verify_lines(report: Report) -> Iterator[str]:
 
 
 def _bad(found: Sequence[object]) -> str:
-    """How many batches no reader can decode, if there are any."""
+    """The number of batches that no reader can decode, as text; empty if there are none."""
     return f" ({len(found):,} batches cannot be decoded)" if found else ""
 
 

@@ -12,9 +12,10 @@ from rt.errors import RtError
 
 
 def write_new_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
-    """Write each file, and make its directory if needed. Without `force` none that differs is replaced.
+    """Write each file, and make its directory if needed. Without `force` no file that differs is replaced.
 
-    Says on stderr what was written. Raises `rt.RtError`, then nothing was written, and `OSError`.
+    Report on stderr which files were written. If `rt.RtError` is raised, nothing was written. Also raises
+    `OSError`.
     """
     for path, content in contents.items():
         if os.path.lexists(path) and not path.is_file():

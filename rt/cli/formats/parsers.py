@@ -3,8 +3,8 @@
 Invariants:
 - A malformed record is an error that names file and line. Records before it were published, records after it
   are not read.
-- Before a read would block, the caller may publish what it holds, and only there a signal ends the command.
-  So a slow pipe is published as it arrives, and no data that was read is lost.
+- Before a read would block, the caller may publish the messages that it holds. A signal ends the command only
+  there. So messages from a slow pipe are published as they arrive, and no data that was read is lost.
 
     lines  each line is a value, without its newline; a carriage return is kept
     json   each line is a JSON value, published unchanged; or an envelope (`rt.cli.formats.envelope`)
@@ -127,7 +127,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _whole(digits: str) -> int | str:
-    """An integer; one with thousands of digits, which Python refuses to convert, stays text."""
+    """An integer. A number with thousands of digits stays text, because Python refuses to convert it."""
     return int(digits) if len(digits) < 4000 else digits
 
 
@@ -251,7 +251,9 @@ class Parser(Struct, frozen=True):
                 yield piece
 
     def _read(self, stream: IO[bytes], name: str) -> bytes:
-        """The bytes that are available now, without the stream's buffer, which would wait for more."""
+        """The bytes that are available now. The buffer of the stream is not used, because it would wait for
+        more.
+        """
         try:
             descriptor = stream.fileno()
         except (io.UnsupportedOperation, AttributeError):
@@ -265,7 +267,7 @@ class Parser(Struct, frozen=True):
         try:
             return os.read(descriptor, READ_BYTES)
         except OSError as error:
-            if error.errno != errno.EBADF:  # Of a closed stdin: `standard_streams` says it.
+            if error.errno != errno.EBADF:  # EBADF: stdin is closed, and `standard_streams` reports it.
                 error.filename = name
             raise
 
@@ -305,9 +307,11 @@ def _too_long(where: str) -> MessageTooLarge:
 
 
 def files_below(path: str, topic: str = "") -> Iterator[tuple[str, str]]:
-    """The regular files of a directory and all below it, sorted, each with its relative path, `topic`.
+    """The regular files of a directory and all below it, sorted, each with its relative path, which is its
+    topic.
 
-    A link to a file counts as a file; links to directories are not followed. A file gives itself.
+    A link to a file counts as a file; links to directories are not followed. If `path` is a file, it is the
+    only result.
     """
     if not os.path.isdir(path):
         yield path, topic or os.path.basename(path)

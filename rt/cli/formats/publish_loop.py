@@ -1,7 +1,7 @@
-"""Feeding a publisher: groups messages of one topic, and waits if the disk is full.
+"""Feed a publisher: group messages of one topic, and wait if the disk is full.
 
-Invariant: every message that was added is published once, in order, or the caller learns how many were. A
-full disk loses and repeats none.
+Invariant: every message that was added is published once, in order, or the caller learns how many were
+published. A full disk loses no message and repeats none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `rt pushes` shows of a push, and what of its session is unsent."""
+"""The output of `rt pushes` for a push, and the unsent messages of its session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Unsent(Struct, frozen=True):
 
 
 class Push(Struct, frozen=True):
-    """A session that a push process serves. `unsent` says why it is not known if that cannot be read."""
+    """A session that a push process serves. If the unsent messages cannot be read, `unsent` is the reason."""
 
     pid: int
     summary: PushSummary
@@ -40,7 +40,7 @@ class Push(Struct, frozen=True):
 
 
 def read_unsent(directory: str) -> Unsent | str:
-    """What the session in `directory` still has to send; why that is not known if it cannot be read."""
+    """The messages that the session in `directory` still has to send; the reason if they cannot be read."""
     try:
         status, record = read_status(directory), read_progress(directory)
         cluster = read_cluster(directory).id
@@ -84,7 +84,10 @@ def push_lines(pushes: Sequence[Push]) -> Iterator[str]:
 
 
 def push_object(push: Push) -> dict[str, Any]:
-    """`ended_ns` is in ns since the Unix epoch, None if the publisher is open. Unknown is None."""
+    """The push as a JSON object.
+
+    `ended_ns` is in ns since the Unix epoch; None if the publisher is open. Unknown values are None.
+    """
     summary = push.summary
     unsent = push.unsent if isinstance(push.unsent, Unsent) else None
     return {

@@ -12,7 +12,9 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def escape(value: str | bytes) -> str:
-    """Printable text unchanged; the backslash and everything else as in a Python string."""
+    """Return printable text unchanged; escape the backslash and all other characters as in a Python
+    string.
+    """
     text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
     if text.isprintable() and "\\" not in text:
         return text

@@ -1,10 +1,10 @@
 """From messages to bytes: the formats that `rt sub` writes, each batch in one piece.
 
 Invariants:
-- What `rt pub` read in a format is written back unchanged.
+- Input that `rt pub` read in a format is written back unchanged.
 - A message that a format cannot hold is an error that names its position. Messages before it were written.
-- Files are never written outside the output directory, whatever the topics and the links below it are: each
-  directory of a path is opened relative to its parent, and no link is followed.
+- No file is written outside the output directory, for any topics and for any links below it: each directory
+  of a path is opened relative to its parent, and no link is followed.
 - A file appears as a whole, by rename, and replaces an older file of its name.
 """
 
@@ -96,9 +96,10 @@ def as_json_lines(rows: MessageRows) -> Iterator[bytes]:
 
 
 class CsvEncoder:
-    """Each value, which must be an object, as a record.
+    """Encodes each value as a CSV record. Each value must be an object.
 
-    The columns are `columns`, or the first object's keys, which all others must then have.
+    The columns are `columns`. If it is None, they are the keys of the first object, and all other objects
+    must have these keys.
     """
 
     def __init__(self, columns: Sequence[str] | None = None, *, has_header: bool = True) -> None:
@@ -165,7 +166,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TOPIC_FAULTS = frozenset(
     {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY, errno.EEXIST}
 )
-"""Errors that the topic, or a file of its name, causes and not the disk."""
+"""Errors that are caused by the topic, or by a file of its name, and not by the disk."""
 
 
 class FileOutput:

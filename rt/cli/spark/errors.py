@@ -10,14 +10,14 @@ from typing import Final
 from rt.errors import RtError
 
 _PYTHON: Final = re.compile(r"(?:^|worker: )((?:rt\.[\w.]+|\w+(?:Error|Exception)): .+)$", re.MULTILINE)
-"""The last line of a traceback of Python, or the only one."""
+"""The last line of a Python traceback, or its only line."""
 _JAVA: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _CHARACTERS_MAX: Final = 1000
 
 
 @contextlib.contextmanager
 def spark_errors(problem: str, where: str | None, hint: str) -> Iterator[None]:
-    """Convert the errors of Spark and its JVM to `rt.RtError`. Others pass."""
+    """Convert the errors of Spark and its JVM to `rt.RtError`. Other errors pass unchanged."""
     try:
         yield
     except Exception as error:
@@ -27,7 +27,9 @@ def spark_errors(problem: str, where: str | None, hint: str) -> Iterator[None]:
 
 
 def cause_of(error: Exception) -> str:
-    """The last error of Python in what Spark reports, or else the last one of Java, or its first line."""
+    """The last Python error in the report of Spark, else the last Java error, else the first line of the
+    report.
+    """
     text = str(error)
     found = _PYTHON.findall(text) or _JAVA.findall(text)
     return (found[-1] if found else text.partition("\n")[0])[:_CHARACTERS_MAX]

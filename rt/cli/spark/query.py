@@ -98,7 +98,7 @@ def load_job(path: str) -> SparkJob:
 
 
 def _line_of(error: Exception, path: str) -> int | None:
-    """Where the file raised it, or cannot be parsed."""
+    """The line of the file that raised the error, or that cannot be parsed."""
     file = os.path.abspath(path)
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno

@@ -28,7 +28,7 @@ _HIGH_PRESSURE: Final = 0.9
 
 
 class HostSubscription(Struct, order=True):
-    """An explicit subscription. `subscription`: its name, or that of its consumer, or its id."""
+    """An explicit subscription. `subscription` is its name, the name of its consumer, or its id."""
 
     stream: str
     subscription: str

@@ -52,7 +52,9 @@ class QueueTables:
         self._connect_s = connect_s
 
     async def queues(self, group: str | None, queue: str | None) -> list[QueueRow]:
-        """The queues of which this cluster keeps subscriptions, and these. `rt.RtError` if there are none."""
+        """The queues whose subscriptions this cluster keeps, with these subscriptions. `rt.RtError` if there
+        are none.
+        """
         from rt.net.lease_client import LeaseCalls
 
         leases = [
@@ -79,7 +81,7 @@ class QueueTables:
             await calls.close()
 
     async def ask(self, queue: QueueRow, request: QueueRequest, timeout_s: float) -> QueueAnswer:
-        """The answer of the owner of the queue. `OwnerTimeout` if there is none in time."""
+        """The answer of the owner of the queue. `OwnerTimeout` if no answer comes in time."""
         from rt.net.lease_client import LeaseCalls
         from rt.streams.requests.owner_calls import ask_owner
 

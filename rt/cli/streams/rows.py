@@ -19,8 +19,8 @@ _LAST_FENCE: Final = Fence(2**63 - 1)
 
 
 class SubscriptionRow(Struct, frozen=True):
-    """`subscription`: its name, or that of its pattern or of its consumer, or its id. `age_s` None: it is not
-    known.
+    """`subscription` is its name, the name of its pattern or of its consumer, or its id. `age_s` is None if
+    the age is not known.
     """
 
     queue: str
@@ -37,8 +37,8 @@ class SubscriptionRow(Struct, frozen=True):
 
 
 class QueueRow(Struct, frozen=True):
-    """A queue. `position`: all subscriptions that are not listed have everything before it. None: nothing was
-    read yet.
+    """A queue. All subscriptions that are not listed have everything before `position`. It is None if nothing
+    was read yet.
     """
 
     lease: str
@@ -47,14 +47,14 @@ class QueueRow(Struct, frozen=True):
     position: int | None
     lag: int
     paused_s: int | None
-    """For how many seconds it is paused; None: it is not."""
+    """Seconds since the queue was paused; None if it is not paused."""
     subscriptions: Sequence[SubscriptionRow]
 
 
 def read_queue(
     lease: str, queue: str, owner: str, content: Mapping[str, bytes], end: int, now_s: float
 ) -> QueueRow:
-    """`content`: the rows of the table. `end`: of the log."""
+    """Read a queue from `content`, the rows of its table. `end` is the end of the log."""
     categories: dict[str, dict[str, bytes]] = {}
     for key, value in content.items():
         category, _, name = key.partition("\0")
@@ -141,7 +141,9 @@ def queue_object(queue: QueueRow) -> dict[str, Any]:
 
 
 def chosen(queues: Sequence[QueueRow], text: str, stream: str | None) -> tuple[QueueRow, SubscriptionRow]:
-    """The subscription with this id, beginning of an id, or name. `rt.RtError` unless there is one."""
+    """The queue and the subscription with this id, beginning of an id, or name. `rt.RtError` unless exactly
+    one subscription matches.
+    """
     found = [
         (queue, one)
         for queue in queues

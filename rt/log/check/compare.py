@@ -59,7 +59,8 @@ class CopyDifference(Struct, frozen=True):
 class Comparison(Struct, frozen=True):
     """The status of each log, in the given order, and their differences.
 
-    After its first difference a log is not compared any more, so each log is `path` of one at most.
+    After its first difference a log is not compared any more, so each log is the `path` of at most one
+    difference.
     """
 
     logs: tuple[LogStatus, ...]
@@ -87,7 +88,7 @@ class _Copy(NamedTuple):
 
 
 class _Comparison:
-    """`logs` are those without a difference so far, `_given` all of them."""
+    """`logs` are the logs without a difference so far, `_given` are all logs."""
 
     def __init__(self, logs: Sequence[LogStatus], disk: Disk, on_progress: Progress | None) -> None:
         self.logs = list(logs)
@@ -131,7 +132,8 @@ class _Comparison:
     def _compare_lengths(self, segment: SegmentId) -> None:
         """Sealed copies must be as long as the longest, and a segment between kept ones must not be missing.
 
-        If the sender trimmed what came next, a copy has a gap, and its segment before the gap is shorter.
+        If the sender trimmed the following messages, a copy has a gap, and its segment before the gap is
+        shorter.
         """
         known = [(log, found) for log in self.logs if (found := self._find(log, segment))]
         if not known:
@@ -184,7 +186,9 @@ class _Comparison:
                 self._advance(size)
 
     def _keep_equal(self, segment: SegmentId, copies: Sequence[_Copy], at: int, size: int) -> list[_Copy]:
-        """The copies whose `size` bytes at `at`, or fewer at their end, equal those of the longest."""
+        """Return the copies whose bytes at `at` equal those of the longest copy: `size` bytes, or fewer at
+        the end of a copy.
+        """
         whole = []
         for copy in copies:
             left = min(size, copy.size_bytes - at)
@@ -206,7 +210,9 @@ class _Comparison:
         return same
 
     def _on_missing(self, segment: SegmentId, log: LogStatus, what: str, offset: int) -> None:
-        """Bytes that existed at the start are missing: a difference, unless they were trimmed meanwhile."""
+        """Report missing bytes that existed at the start as a difference, unless they were trimmed
+        meanwhile.
+        """
         segments = read_status(log.path, disk=self._disk).segments
         now = next((found for found in segments if found.id == segment), None)
         if now is not None and now.state is not SegmentState.TRIMMED:

@@ -34,11 +34,11 @@ Progress = Callable[[int, int], None]
 _INDEX_BYTES_MAX = 16 * 2**20
 """Limit of an index: 500,000 entries. A full segment has about a thousand."""
 _TRIES = 3
-"""How often to read a small record that fails: it may be read during a write."""
+"""Number of attempts to read a small record: a read during a write may fail."""
 
 
 def text_of(error: RtError) -> str:
-    """The text of an error without its place, which a problem has anyway."""
+    """The text of an error without its location, because a problem has its own."""
     if error.got is None and error.expected is None:
         return error.what
     return f"{error.what}: got {error.got}, expected {error.expected}"

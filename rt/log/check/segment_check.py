@@ -48,8 +48,8 @@ class BatchTotals(Struct):
 class SegmentCheck:
     """One pass over one segment.
 
-    `index` has the entries of its index by their offset in the file. `totals` counts complete frames only, so
-    nothing of an incomplete block.
+    `index` has the entries of its index by their offset in the file. `totals` counts complete frames only:
+    nothing in an incomplete block is counted.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SegmentCheck:
         return [place for place, entry in self._index.values() if entry.offset < passed]
 
     def _pread(self, size: int, offset: int) -> bytes:
-        # What a scan finds is in the bytes of the last read.
+        # The batches that a scan finds are in the bytes of the last read.
         self._data = self._file.pread(size, offset)
         return self._data
 

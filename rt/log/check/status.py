@@ -32,9 +32,10 @@ class SegmentState(StrEnum):
 class SegmentStatus(Struct, frozen=True):
     """One segment. Times are ns since the Unix epoch, 0 if there is none yet.
 
-    `size_bytes` is the size of the file; if trimmed, before it was trimmed; if active, of its complete
-    frames. The timestamps of the active segment are the lowest at its start and the highest at its end. In a
-    filtered log `end - first` is larger than the number of messages.
+    `size_bytes` is the size of the file. If the segment is trimmed, it is the size before the trim. If the
+    segment is active, it is the size of its complete frames. For the active segment, the timestamps are the
+    lowest at its start and the highest at its end. In a filtered log `end - first` is larger than the number
+    of messages.
     """
 
     id: SegmentId

@@ -4,8 +4,8 @@ Invariants:
 - All damage is reported: a bad frame ends the check of its segment, and the next segment is still checked.
 - The synced size is read before the bytes are read again, and trims are checked afterwards. So a writer at
   work is never reported as damage.
-- In a live log, what existed at the start is verified.
-- A batch that was published so that no reader can decode it is reported, but is not damage.
+- In a live log, the bytes that existed at the start are verified.
+- If no reader can decode a batch because it was published like this, it is reported, but is not damage.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class _Chain:
     def link(self, segment: SegmentId, first: int) -> tuple[Severity, str] | None:
         """The problem if `segment`, which starts at `first`, comes next; None if there is none.
 
-        Numbers are dense within a run. In a publisher's own directory they continue over runs too. But a copy
-        may have closed a run before its publisher did, and a dedup session starts where its source continues.
-        After a trimmed segment a copy may skip what its source has trimmed.
+        Numbers are dense within a run. In a publisher's own directory they also continue from run to run. But
+        a copy may have closed a run before its publisher did, and a dedup session starts where its source
+        continues. After a trimmed segment, a copy may skip messages that its source has trimmed.
         """
         last, end = self._last, self._end
         if last is None or self._identity is None:
@@ -195,7 +195,9 @@ class _Segment:
                 return
 
     def _known_whole(self, file: File) -> int:
-        """Up to where frames must verify: the sealed end, or the durable end of the segment that grows."""
+        """The offset up to which frames must verify: the sealed end, or the durable end of the segment that
+        grows.
+        """
         entry = self._listed or self._view.current_status(self._id)[0]
         if entry is not None:
             return entry.size_bytes

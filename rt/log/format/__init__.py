@@ -1,1 +1,1 @@
-"""Bytes on disk and back. Pure; each module has the diagram of its structure."""
+"""Encode and decode the bytes on disk. Pure; each module has the diagram of its structure."""

@@ -97,14 +97,14 @@ CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
 _CODEC_MASK: Final = 0xF
 HEADERS_FLAG: Final = 0x10
-"""Messages have headers. An rt that does not know them refuses the batch by its flags."""
+"""Messages have headers. A version of rt without message headers refuses the batch by its flags."""
 CODECS: Final = {None: CODEC_NONE, "zstd": CODEC_ZSTD}
 
 HEADER: Final = struct.Struct("<IIIIHHIqqqIIII")
 _ZSTD_LEVEL: Final = 1
 """The fastest regular level: a publisher's thread compresses, and level 3 is half as fast."""
 _ZSTD_WINDOW_BYTES_MAX: Final = 2**23
-"""RFC 8878 requires it of every decoder. The writer's windows are 512 KiB."""
+"""RFC 8878 requires every decoder to support this size. The writer's windows are 512 KiB."""
 COMPRESSION_RATIO_MAX: Final = 512
 """Uncompressed columns and values to the bytes of the batch. It bounds a reader's cost for each byte."""
 _SKIPPABLE: Final = struct.Struct("<II")
@@ -166,7 +166,7 @@ class BatchDraft(NamedTuple):
     topics: Sequence[bytes]
     topic_index: npt.NDArray[np.uint16] | array[int] | None = None
     headers: bytes = b""
-    """As `rt.log.format.headers.encode_headers` made them; empty if no message has any."""
+    """The result of `rt.log.format.headers.encode_headers`; empty if no message has headers."""
 
     @property
     def message_count(self) -> int:
@@ -304,7 +304,7 @@ def check_values(header: BatchHeader, batch: memoryview, keep_from: int = NUMBER
     """Raise `UnknownCodec` or `BadBatch` if a reader cannot expand the values of a complete batch.
 
     Returns the uncompressed values from byte `keep_from` on (default: nothing). Needs less than 10 MiB of
-    memory besides, for values of any size.
+    additional memory, for values of any size.
     """
     check_codec(header)
     values_at = BATCH_HEADER_BYTES + padded(header.columns_stored)
@@ -362,7 +362,7 @@ def _check_pieces(data: memoryview, size: int, keep_from: int) -> bytes:
     piece, found, kept = bytearray(_PIECE_BYTES), 0, bytearray()
     try:
         end = _frame_end(_check_frame(data, size), data, size)
-        with _decompressor().stream_reader(data[:end]) as reader:  # It would read bytes after the frame too.
+        with _decompressor().stream_reader(data[:end]) as reader:  # It would read bytes after the frame, too.
             while count := reader.readinto(piece):
                 kept += memoryview(piece)[max(keep_from - found, 0) : count]
                 found += count

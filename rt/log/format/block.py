@@ -149,7 +149,9 @@ def decode_block_header(data: Buffer, start: int, seed: int) -> BlockHeader:
 
 
 def encode_declaration(header: BlockHeader, declaration: Declaration, seed: int) -> bytes:
-    """A declaration block; `header` has its instruction, session id, position and time; `seed` as above."""
+    """A declaration block. `header` has its instruction, session id, position and time. `seed` is as in
+    `encode_block_header`.
+    """
     name, dedup = declaration.session.encode(), (declaration.dedup_id or "").encode()
     content = _DECLARATION.pack(declaration.incarnation, len(name), len(dedup)) + name + dedup
     content += padding(len(content))

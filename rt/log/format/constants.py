@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-if TYPE_CHECKING:  # A push and a pull do without numpy.
+if TYPE_CHECKING:  # A push and a pull do not need numpy.
     import numpy as np
     import numpy.typing as npt
 

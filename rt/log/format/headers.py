@@ -31,7 +31,7 @@ Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 """The headers of a message, in order. A key may repeat."""
 
 HeadersInput: TypeAlias = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
-"""As a caller gives them."""
+"""The headers of a message as a caller passes them."""
 
 HEADERS_MAX: Final = 128
 """Headers of one message."""
@@ -42,19 +42,23 @@ SETS_MAX: Final = 65_535
 PAIR_COST_BYTES: Final = 16
 """A pair's share of the columns: at most 10 bytes stored; 16 when each message has its own copy."""
 COPIES_BYTES_MAX: Final = 4 * 2**20
-"""Bytes of the headers of a batch if each message has its own copy, with `PAIR_COST_BYTES` for each."""
+"""Bytes of the headers of a batch if each message has its own copy, with `PAIR_COST_BYTES` for each pair."""
 SECTION_BYTES_MAX: Final = 8 * 2**20
 """Bytes of the headers of a batch as stored: nodes hold them in memory completely."""
 SECTION_COST_BYTES: Final = 64
 
 
 def cost_of(headers: Headers) -> int:
-    """The bytes of the headers in a batch, at most; exactly what they count for `COPIES_BYTES_MAX`."""
+    """An upper bound of the bytes of the headers in a batch. For `COPIES_BYTES_MAX` they count as exactly
+    this size.
+    """
     return sum(PAIR_COST_BYTES + len(key.encode()) + len(value) for key, value in headers)
 
 
 def encode_headers(sets: Sequence[Headers], index: npt.NDArray[np.uint16] | None) -> bytes:
-    """The headers as they follow the values. Without `index` all messages have the only set."""
+    """The encoded headers, which follow the values in a batch. Without `index` all messages have the only
+    set.
+    """
     keys: dict[bytes, int] = {}
     key_index: list[int] = []
     values: list[bytes] = []

@@ -58,10 +58,11 @@ def encode_entry(entry: IndexEntry, seed: int) -> bytes:
 
 
 def decode_entries(data: Buffer, seed: int, *, ends_at_corrupt: bool = False) -> Iterator[IndexEntry]:
-    """The valid entries of an index file's bytes whose offsets rise. The others are skipped.
+    """The valid entries in the bytes of an index file whose offsets rise. Other entries are skipped.
 
-    With `ends_at_corrupt` the first entry with a wrong checksum or kind ends them. In a merged log it may be
-    that of a declaration, without which a scanner cannot read what follows.
+    With `ends_at_corrupt`, the result ends before the first entry with a wrong checksum or kind. In a merged
+    log this may be the entry of a declaration, and without the declaration a scanner cannot read what
+    follows.
     """
     last = -1
     whole = memoryview(data)[: len(data) // ENTRY_BYTES * ENTRY_BYTES]

@@ -1,16 +1,16 @@
-"""Chains: running checksums that show with four bytes that two copies of a log are equal up to a place.
+"""Chains: running checksums that show with four bytes that two copies of a log are equal up to a boundary.
 
 The *chain* of a session segment at a batch boundary is a CRC-32C of headers. At the start (offset 64) it is
-that of the segment's 64-byte header; each batch continues it with its 64-byte header. The *merged chain* is
-the CRC-32C of the headers of all blocks, and of the content of declarations, in their order from the start of
-the merged log, over all segments. It starts at 0.
+the CRC-32C of the segment's 64-byte header; each batch continues it with its 64-byte header. The *merged
+chain* is the CRC-32C of the headers of all blocks, and of the content of declarations, in their order from
+the start of the merged log, over all segments. It starts at 0.
 
 Invariants:
 - A batch header has the checksums of the rest of its batch, and a block header the chains of its batches. So
-  equal chains at a place mean equal bytes up to there, and computing one needs no values.
+  equal chains at a boundary mean equal bytes up to there, and computing one needs no values.
 
 The *content checksum* of a session segment at a batch boundary is the CRC-32C of all its bytes from the first
-batch up to there. Two of them verify all bytes between two boundaries at once.
+batch up to there. Two content checksums verify all bytes between two boundaries at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CONTENT_START: Final = 0
 class ChecksummedBoundary(NamedTuple):
     """A batch boundary of a session segment, to be compared between nodes.
 
-    `number` is the next one, and `chain` is the chain up to there. The timestamps are those of the batch that
-    ends there. `content` is the content checksum, which a node never compares with another node's.
+    `number` is the next number, and `chain` is the chain up to the boundary. The timestamps are those of the
+    batch that ends there. `content` is the content checksum, which a node never compares with another node's.
     """
 
     offset: int

@@ -61,7 +61,9 @@ class SegmentId(NamedTuple):
 
 
 def parse_segment_name(name: str) -> SegmentId | None:
-    """The id in a file name; None if it is not exactly a segment's (leading zeros, signs)."""
+    """The id in a file name; None if the name has not exactly the form of a segment's (leading zeros,
+    signs).
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return None

@@ -146,7 +146,9 @@ class SegmentTable(Struct, frozen=True):
         return replace(self, segments=(*kept, segment))
 
     def forgotten(self, *, most: int = TRIMMED_ENTRIES_MAX) -> tuple[SegmentTable, Sequence[SegmentId]]:
-        """The table without the oldest trimmed segments above `most`, and their ids."""
+        """The table without the oldest trimmed segments if there are more than `most`, and the removed
+        ids.
+        """
         trimmed = [segment.id for segment in self.segments if segment.is_trimmed]
         gone = trimmed[: max(len(trimmed) - most, 0)]
         forgotten = set(gone)

@@ -1,7 +1,7 @@
 """A merged log in a directory or on the nodes of a cluster, for readers that keep no copy.
 
-Reading from nodes needs the replicator, and rt imports no service. So it is the entry point `nodes` of the
-group `rt.logs`.
+Reading from nodes needs the replicator, and rt imports no service. So the implementation for nodes is the
+entry point `nodes` of the group `rt.logs`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from rt.log.scan.message_batch import MessageBatch
 
 LOGS_GROUP: Final = "rt.logs"
 NO_END: Final = NUMBER_MAX
-"""The end of a range that goes on with what comes later. It is greater than each position."""
+"""The end of a range that also includes later messages. It is greater than each position."""
 
 
 class LogSource(Protocol):
-    """A merged log as its readers need it. One thread uses it.
+    """The operations on a merged log that its readers need. Only one thread uses it.
 
-    Everything it returns must be verified, and of one log: `rt.Diverged` if a forced reset replaced a part.
-    It raises only errors of `rt.errors`.
+    Everything it returns must be verified and be of one log. If a forced reset replaced a part, it must raise
+    `rt.Diverged`. It raises only errors of `rt.errors`.
     """
 
     epoch: int
-    """The epoch of the nodes' cluster, once one has answered (see `rt.cluster_epoch`); 0: there is none."""
+    """The epoch of the nodes' cluster, after a node has answered (see `rt.cluster_epoch`); 0 if there is
+    none.
+    """
 
     def bounds(self) -> tuple[int, int]:
         """The first retained position, and one past the last whole message, now.
@@ -46,22 +48,23 @@ class LogSource(Protocol):
     def find_time(self, start: int, end: int, timestamp_ns: int) -> int:
         """The first position from `start` to `end` with a timestamp at or after `timestamp_ns`, else `end`.
 
-        Must read a part of the log that does not grow with it. See `rt.log.read.time_search`.
+        The part of the log that it reads must not grow with the log. See `rt.log.read.time_search`.
         """
 
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
     ) -> Generator[MessageBatch]:
-        """The messages from `start` up to `end`, each once, in order. `end` is at most the end of the log, or
-        `NO_END` with nodes: then this waits for what comes later.
+        """The messages from `start` up to `end`, each once, in order. `end` is at most the end of the log.
+        With nodes it may also be `NO_END`: then this waits for later messages.
 
-        Must call `on_loss` for missing positions before returning what follows them. It may raise.
+        Must call `on_loss` for missing positions before returning later messages. `on_loss` may raise.
         """
 
     def hold(self, name: str, position: int) -> None:
-        """The subscriber `name` needs messages from `position` on, and none before.
+        """Record that the subscriber `name` needs messages from `position` on, and no earlier messages.
 
-        A hold never goes back. Must return after a node has confirmed it; at once if holds are not supported.
+        A hold never goes back. Must return after a node has confirmed it, or at once if holds are not
+        supported.
         """
 
     def close(self) -> None:
@@ -72,7 +75,9 @@ class RemoteLogSource(LogSource, Protocol):
     """The merged log on the nodes of a cluster."""
 
     def interrupt(self) -> None:
-        """From any thread: the call under way and each later one but `close` must raise `rt.Closed` soon."""
+        """Called from any thread: the current call, and each later call except `close`, must raise
+        `rt.Closed` soon.
+        """
 
 
 def open_nodes(
@@ -86,11 +91,11 @@ def open_nodes(
     patience_seconds: float | None = None,
     epoch: int = 0,
 ) -> RemoteLogSource:
-    """The log of the nodes at `endpoints`. None: the default of the implementation.
+    """The log of the nodes at `endpoints`. An option that is None has the default of the implementation.
 
-    `epoch`: of the nodes that positions come from, 0 if they come from none: the log must be that one's.
-    `connect_seconds` is how long the first answer of any node may take, `patience_seconds` how long all nodes
-    may fail after that. `rt.CertificateError`.
+    `epoch` is the epoch of the nodes that positions come from, or 0 if they come from no node. The log must
+    be the one of that epoch. `connect_seconds` is how long the first answer of any node may take.
+    `patience_seconds` is how long all nodes may fail after that. Raises `rt.CertificateError`.
     """
     found = entry_points(group=LOGS_GROUP, name="nodes")
     if not found:

@@ -18,7 +18,7 @@ _LISTS: Final = "`rt log verify DIR` lists all corrupt files."
 
 
 def restore_hint(kind: LogKind) -> str:
-    """What helps if a log of that kind is corrupt. A pull copies merged logs only."""
+    """How to repair a corrupt log of that kind. A pull copies merged logs only."""
     if kind is LogKind.SESSION:
         return (
             "No pull can repair the log of a session: restore the file from a backup. If its messages are "

@@ -33,9 +33,9 @@ def outline(
 ) -> Iterator[Waypoint]:
     """Waypoints, about `stride_bytes` apart, that cover the positions from `start` to `end`.
 
-    The first one is the last at or before `start`, the last one is the first at or after `end`. Positions and
-    bytes rise. If the log starts after `start`, so does the outline. If no waypoint is at or after `end`,
-    `end` itself is the last one. Raises `rt.StorageError`.
+    The outline starts with the last waypoint at or before `start`. It ends with the first waypoint at or
+    after `end`. Positions and bytes rise. If the log starts after `start`, so does the outline. If no
+    waypoint is at or after `end`, `end` itself is the last one. Raises `rt.StorageError`.
     """
     before: Waypoint | None = None
     last = -1

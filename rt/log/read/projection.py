@@ -1,12 +1,12 @@
 """Read only the needed part of a merged segment.
 
-A `Projection` names the needed messages. An excluded block or batch has none of them. An included one may
-have others too, which the reader filters.
+A `Projection` names the needed messages. An excluded block or batch has no needed message. An included one
+may also have other messages, which the reader filters out.
 
 Invariants:
 - The results are verified as by `MergedScanner`, except values that are not needed: they may even be missing.
-- Skipped blocks and batches are passed by their verified headers. So the scan may end after the bytes it was
-  given. The caller continues there, and checks that the file is long enough.
+- A block or batch is skipped by its verified header. So the scan may end after the bytes it was given. The
+  caller continues there, and checks that the file is long enough.
 - The scan stops after the last needed position.
 """
 
@@ -29,7 +29,8 @@ from rt.log.scan.small_batches import find_run
 
 
 class ProjectingScanner(MergedScanner):
-    """Continues where `scanner` is, between two blocks, with what `interest` needs from `start` to `end`.
+    """Continues where `scanner` is, between two blocks, and reads what `interest` needs from `start` to
+    `end`.
 
     Its scans have `items`, not `batches`: many small batches of a block are one item.
     """
@@ -45,7 +46,7 @@ class ProjectingScanner(MergedScanner):
         self._singly_until = 0
         """Before this offset batches are read one by one: they are too few, or not plain."""
         self._passed: set[int] = set()
-        """Where the batches start that were read alone and are not needed."""
+        """The start offsets of batches that were read alone and are not needed."""
 
     def _enter_block(self, data: memoryview, found: ScanResult) -> None:
         if self.next >= self._stop:

@@ -1,12 +1,12 @@
 """Read the messages of a merged log between two positions, once, as one of many readers that share a log.
 
 Invariants:
-- Every position of the range is returned once, in order, verified, or an event or error names it.
-- A batch that cannot be decoded is reported at its place and affects no other message.
+- Every position of the range is returned once, in order and verified, or it is named by an event or error.
+- A batch that cannot be decoded is reported at its position and affects no other message.
 
 The caller has seen the log end, so missing positions are trimmed, corrupt, or not visible yet: a shared file
-system may show writes of another host late, and the reader waits for them. What is not needed is skipped.
-Files are read with pread, never mapped.
+system may show writes of another host late, and the reader waits for them. Messages that are not needed are
+skipped. Files are read with pread, never mapped.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class RangeReader:
 
 
 def _grows(_: int) -> bool:
-    """A read always grows for a larger frame, without a look at the size of the file."""
+    """Return True: a read always grows for a larger frame, without a check of the file's size."""
     return True
 
 
@@ -237,7 +237,7 @@ def _next_size(size: int, read_end: int, scan: ScanResult, scanner: MergedScanne
 
 
 def _problem(file: File, scanner: Scanner) -> str | None:
-    """What stops a scan that starts where `scanner` is; None if it reaches the end of the file."""
+    """The problem that stops a scan from `scanner` on; None if the scan reaches the end of the file."""
     for scan in scans(file.pread, scanner):
         if scan.problem is not None:
             return scan.problem

@@ -56,7 +56,7 @@ class LogReader:
     """
 
     _may_be_ahead = False
-    """Whether a position after the end is waited for. A subclass sets it before it opens."""
+    """Whether the reader waits for a position after the end. A subclass sets it before it opens."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class LogReader:
         self._is_busy = False
         self._deferred: Exception | None = None
         self.passed = 0
-        """Everything before it was returned, or is of other topics. From any thread."""
+        """Every message before this position was returned, or is of another topic. Any thread may read it."""
         self._start_ns: int | None = None
-        """Until the first message with this timestamp or a later one, all are passed over."""
+        """All messages before the first one with this timestamp or a later one are skipped."""
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._groups: deque[Sequence[PlacedBatch]] = deque()
         """Batches of `_buffer` that are verified but not decoded; decoded a group at a time."""
@@ -148,7 +148,7 @@ class LogReader:
         timeout = check_timeout(timeout)
         if max_messages is not None:
             check_count(max_messages, name="max_messages", least=1)
-        batch = self._delivery.take_rest()  # Of an interrupted iteration or a limited poll.
+        batch = self._delivery.take_rest()  # The rest of an interrupted iteration or a limited poll.
         if batch is None:
             deferred, self._deferred = self._deferred, None
             if deferred is not None:
@@ -208,8 +208,8 @@ class LogReader:
         return self._delivery.start(batch)
 
     def _move(self, batch: MessageBatch, messages: list[Message], max_messages: int) -> None:
-        """Move messages of `batch` to `messages`, until it has `max_messages`. The rest comes next, also of
-        those that there is no memory for.
+        """Move messages of `batch` to `messages`, until it has `max_messages`. The next read returns the
+        rest, also messages for which there is no memory.
         """
         before = len(messages)
         try:
@@ -220,7 +220,9 @@ class LogReader:
                 self._delivery.keep(batch.slice(moved, len(batch)))
 
     def _drop(self, rest: MessageBatch) -> None:
-        """The messages that were read last will not be delivered."""
+        """Set the position back to the start of `rest`, the messages that were read last: they will not be
+        delivered.
+        """
         self._walk.position = int(rest.positions[0])
 
     def _forget(self) -> None:
@@ -268,7 +270,9 @@ class LogReader:
         return self._walk.advance(self._queue_scanned)
 
     def _select(self, batch: MessageBatch) -> MessageBatch | None:
-        """The part of `batch` after the position and of the selected topics. Moves the position."""
+        """The part of `batch` that is at or after the position and of the selected topics. Moves the
+        position.
+        """
         end = batch.end
         position = self._walk.position
         if batch.positions[0] < position:

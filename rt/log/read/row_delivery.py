@@ -1,9 +1,10 @@
-"""One batch that is delivered message by message, and how much of it is left.
+"""One batch that is delivered message by message, and the rest of it that is not delivered yet.
 
 Invariants:
-- Each message leaves once: from the iterator of `start`, or with the rest that `take_rest` returns.
-- Nothing is counted while messages leave: what is left is the length of the iterator over their positions.
-- `start` and `keep` are for the thread that reads. The others may be called from any.
+- Each message is delivered once: by the iterator of `start`, or with the rest that `take_rest` returns.
+- No counter changes when a message is delivered: the length of the iterator over the positions is the number
+  of messages that are left.
+- `start` and `keep` are for the thread that reads. The other methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ class RowDelivery:
 
     def __init__(self) -> None:
         self._state: _State = None, iter(())
-        """The batch, and an iterator with one entry for each of its last messages that did not leave yet."""
+        """The batch, and an iterator with one entry for each of its last messages that was not delivered
+        yet.
+        """
         self._lock = threading.RLock()
-        """Held while the positions move to another iterator. A signal handler may close the reader."""
+        """Held while the positions move to another iterator. Reentrant: a signal handler may close the
+        reader.
+        """
 
     def start(self, batch: MessageBatch) -> Iterator[Message]:
         """The messages of `batch`, until `hold` or `take_rest` ends them."""
@@ -35,23 +40,25 @@ class RowDelivery:
         return batch.messages(rows)
 
     def keep(self, batch: MessageBatch) -> None:
-        """None of its messages leaves before `take_rest`."""
+        """Keep `batch` for `take_rest`. No message of it is delivered before."""
         with self._lock:
             self._state = batch, iter(range(len(batch)))
 
     def hold(self) -> None:
-        """End the iterator of `start`. The messages that did not leave stay for `take_rest`."""
+        """End the iterator of `start`. The messages that were not delivered stay for `take_rest`."""
         with self._lock:
             batch, rows = self._state
             self._state = batch, iter(range(len(list(rows))))
 
     def disown(self) -> None:
-        """In a forked child: `hold`, although a thread that the child does not have may hold the lock."""
+        """Do `hold` in a forked child, even if the lock is held by a thread that does not exist in the
+        child.
+        """
         self._lock = threading.RLock()
         self.hold()
 
     def take_rest(self) -> MessageBatch | None:
-        """The messages that did not leave, which the iterator of `start` will not return any more."""
+        """The messages that were not delivered. The iterator of `start` will not return them any more."""
         with self._lock:
             batch, rows = self._state
             left = len(list(rows))
@@ -60,7 +67,9 @@ class RowDelivery:
 
     @property
     def rest(self) -> tuple[MessageBatch, int] | None:
-        """The batch, and how many of its last messages did not leave; None if all did."""
+        """The batch, and the number of its last messages that were not delivered; None if all were
+        delivered.
+        """
         with self._lock:
             batch, rows = self._state
             left = operator.length_hint(rows)

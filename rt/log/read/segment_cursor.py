@@ -40,7 +40,7 @@ _UNKNOWN: Final = TrimReason.LOST.name.lower()
 _HELD_BACK: Final = frozenset(
     reason.name.lower() for reason in (TrimReason.TIME, TrimReason.SIZE, TrimReason.FOLLOWED)
 )
-"""For these reasons nodes do not trim what a subscriber holds. A full disk overrides holds."""
+"""If a subscriber holds messages, nodes do not trim them for these reasons. A full disk overrides holds."""
 
 
 EventHandler: TypeAlias = Callable[[Event], None]
@@ -110,9 +110,9 @@ def _gap(skip: SkipForward, path: str) -> Gap:
 class SegmentCursor:
     """Reads the log of `identity` in `directory`, one open segment at a time. For one thread.
 
-    `advance` passes on what it reads, and the caller moves `position` past it. The cursor itself moves
+    `advance` passes batches to the caller, and the caller moves `position` past them. The cursor itself moves
     `position` only over a gap, over numbers that a dedup session leaves out, and over positions that a filter
-    left out. `waits`: the log may still grow. Otherwise an incomplete batch at its end is reported.
+    left out. If `waits`, the log may still grow. Otherwise an incomplete batch at its end is reported.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class SegmentCursor:
         self.position = 0
         """The next position to read."""
         self.names: dict[int, str] = {0: identity.name}
-        """Session names by the id that batches use: those of the open segment up to what was read."""
+        """Session names by the id that batches use, from the open segment up to the bytes that were read."""
 
     @property
     def segment_path(self) -> str:
@@ -147,10 +147,10 @@ class SegmentCursor:
         return None if self._identity.kind is LogKind.SESSION else self._position_epoch
 
     def go_to(self, place: Place, *, may_be_ahead: bool, epoch: int | None = None) -> None:
-        """Continue at `place`. Raises what `find_place` raises.
+        """Continue at `place`. Raises the errors of `find_place`.
 
-        `epoch`: the position was right in the epoch with this number. If a forced reset gave an earlier
-        position another message since, `advance` raises `rt.Diverged`.
+        `epoch` is the number of an epoch in which the position was right. If a forced reset replaced the
+        message at an earlier position since then, `advance` raises `rt.Diverged`.
         """
         self.leave()
         self.position, self._run = find_place(
@@ -173,8 +173,8 @@ class SegmentCursor:
     def advance(self, take: Callable[[bytes, ScanResult], None]) -> bool:
         """Read on and pass batches to `take`, or move to another segment. False: nothing more for now.
 
-        Raises `rt.Corrupt`, `rt.Diverged`, `rt.StorageError`, and what the handler of an event raises. All of
-        these may be repeated: the cursor stays where it is, or after the gap.
+        Raises `rt.Corrupt`, `rt.Diverged`, `rt.StorageError`, and the errors of an event's handler. After any
+        of them the call may be repeated: the cursor stays where it is, or after the gap.
         """
         if self._segment is None and not self._enter():
             return False
@@ -192,7 +192,9 @@ class SegmentCursor:
         return self._at_end(segment, scan, len(data))
 
     def _check_later(self, epoch: int | None) -> None:
-        """Before a later position is reached, check that this one is still right, as it was in `epoch`."""
+        """Request a check that this position is still right, as it was in `epoch`, before a later one is
+        reached.
+        """
         is_unsure = epoch is not None and self._identity.kind is not LogKind.SESSION
         self._position_epoch, self._unchecked = epoch, self.position if is_unsure else None
 
@@ -206,7 +208,9 @@ class SegmentCursor:
             raise
 
     def _reach(self, position: int, run: int) -> None:
-        """Called before the reader goes on, to `position` at most, which is right in the epoch `run`."""
+        """Called before the reader continues, at most to `position`. That position is right in the epoch
+        `run`.
+        """
         if self._unchecked is not None and position > self._unchecked:
             self._check_not_replaced(read_catalog(self._disk, self._directory))
             self._unchecked = None
@@ -244,11 +248,13 @@ class SegmentCursor:
         return True
 
     def _at_end(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
-        """Nothing complete follows in what was read: find out why, and go on. False to wait for more.
+        """Find out why no complete frame follows in the bytes that were read, and continue. False to wait for
+        more.
 
         A writer completes a segment before it starts the next one, and syncs bytes before it records them as
-        durable. So the order of the look-ups counts: the durable end, then later segments, then whether this
-        segment has grown since it was read. Only what is bad after all of them is corrupt.
+        durable. So the order of the checks matters: first the durable end, then later segments, then whether
+        this segment has grown since it was read. Bytes are corrupt only if they are still bad after all these
+        checks.
         """
         file, scanner = segment.file, segment.scanner
         if file.size() == 0 or not file.is_linked():
@@ -288,7 +294,9 @@ class SegmentCursor:
             self.position = max(self.position, durable.end)
 
     def _grew(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
-        """Whether there are more bytes now, or the same ones verify: they were being written when read."""
+        """Whether there are more bytes now, or the same bytes verify now because they were being written when
+        read.
+        """
         if not (scan.problem or scan.needed):
             return segment.file.size() > segment.scanner.offset + got
         with storage_errors(self._directory, "reading a segment"):
@@ -312,7 +320,9 @@ class SegmentCursor:
         return read_catalog(self._disk, self._directory).after(segment)
 
     def _open_next(self, segment: OpenSegment, kept: ReadableSegment) -> bool:
-        """Leave `segment`, which was read to its end, for `kept`. False if that was trimmed meanwhile."""
+        """Leave `segment`, which was read to its end, and open `kept`. False if `kept` was trimmed
+        meanwhile.
+        """
         end = segment.scanner.next
         may_jump = self._identity.dedup_id is not None and kept.id.run != segment.id.run
         if may_jump:
@@ -321,7 +331,7 @@ class SegmentCursor:
             return self._trimmed()  # The directory has another log now: this file was moved away.
         elif kept.first > end or self._unchecked is not None:
             if self._identity.kind is LogKind.MERGED and self._unchecked is None:
-                self._check_later(self.epoch)  # What was trimmed between the two may have begun earlier.
+                self._check_later(self.epoch)  # A trimmed segment between the two may have started earlier.
             catalog = read_catalog(self._disk, self._directory)
             self._check_not_replaced(catalog)
             if self._identity.kind is LogKind.FILTERED:

@@ -80,12 +80,13 @@ def check_epoch(epoch: int | None, place: Place | None) -> int | None:
 
 
 def check_not_replaced(directory: str, catalog: SegmentCatalog, position: int, epoch: int) -> None:
-    """Raise `rt.Diverged` if a reset that was forced after `epoch` gave a position before `position` another
-    message.
+    """Raise `rt.Diverged` if a reset that was forced after `epoch` replaced the message at a position before
+    `position`.
 
     `position` was right in the epoch with the number `epoch`. After a forced reset the log continues in a
     segment whose X is the number of the new epoch. If that segment starts before `position`, messages were
-    replaced. If it is not known, because it was trimmed and forgotten, they may have been: that raises, too.
+    replaced. If that segment is not known, because it was trimmed and forgotten, messages may have been
+    replaced: this raises, too.
     """
     reset = catalog.forced_after(epoch)
     if reset is None or position <= reset.start:
@@ -106,7 +107,7 @@ def check_not_replaced(directory: str, catalog: SegmentCatalog, position: int, e
 
 
 class FoundStart(NamedTuple):
-    """A position, and the run (X) of the segment that ends there; None if it is another place.
+    """A position, and the run (X) of the segment that ends there; None if the position is elsewhere.
 
     The reader counts that segment as read, so it reports a reset if the next segment has another run.
     """
@@ -142,18 +143,19 @@ def find_place(
     """The position at which a reader of `place` starts.
 
     Raises `rt.InvalidOption` for an invalid place, or a position after the log end, where a reader would wait
-    indefinitely. A position after the end is allowed if the log is being filled (`may_be_ahead`), in a dedup
-    session, where any number may be the next one, and if it was right in `epoch` and a forced reset took it:
-    its reader is told so.
+    indefinitely. A position after the end is allowed in three cases. The log is being filled
+    (`may_be_ahead`). Or the log is a dedup session, where any number may be the next one. Or the position was
+    right in `epoch` and a forced reset removed it: this is reported to its reader.
     """
     place = check_place(place)
     if isinstance(place, StartTime):
         if place.position is not None:
             return FoundStart(place.position, None)
-        from rt.log.read.time_search import search_time  # With numpy, which no push or pull needs otherwise.
+        # Imports numpy, which a push or a pull does not need otherwise.
+        from rt.log.read.time_search import search_time
 
         found = search_time(disk, directory, identity, place.timestamp_ns)
-        return FoundStart(found.position, found.run)  # What is damaged there is reported when it is read.
+        return FoundStart(found.position, found.run)  # Corrupt bytes there are reported when they are read.
     if isinstance(place, int):
         return (
             FoundStart(place, None)
@@ -196,7 +198,7 @@ def _end(disk: Disk, directory: str, identity: LogIdentity, catalog: SegmentCata
             pass
         end, durable = segment.scanner.next, read_durable_end(disk, directory)
         if identity.kind is LogKind.FILTERED and durable is not None and durable.id == segment.id:
-            end = max(end, durable.end)  # It is complete beyond its last block.
+            end = max(end, durable.end)  # The segment is complete beyond its last block.
         return FoundStart(end, segment.id.run)
     finally:
         segment.close()

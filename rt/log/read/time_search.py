@@ -1,12 +1,12 @@
-"""Where in a log a time begins: the first message with a timestamp at or after it, in log order.
+"""Search a log for a time: the first message with a timestamp at or after it, in log order.
 
-Timestamps are the publishers' and need not rise, so messages after that one may be older. The segment table
-has the highest timestamp of each segment, the index that up to each entry. So a search reads the table, one
-index, and about `INDEX_STRIDE_BYTES` of one segment, without values.
+Timestamps come from the publishers and need not rise, so messages after that one may be older. The segment
+table has the highest timestamp of each segment, and the index has the highest timestamp up to each entry. So
+a search reads the table, one index, and about `INDEX_STRIDE_BYTES` of one segment, without values.
 
 Invariants:
-- Table and index only save reading. A message that was found was verified. If they are missing, late or
-  corrupt, more is read.
+- Table and index only save reading: if they are missing, late or corrupt, more is read. A message that was
+  found was verified.
 - No retained message before the returned position has such a timestamp.
 """
 
@@ -33,10 +33,12 @@ _READ_BYTES: Final = 2**18
 
 
 class FoundTime(NamedTuple):
-    """No message before `position` is of that time or later. The one at it is, if `is_message`.
+    """No message before `position` has that time or a later one. If `is_message`, the message at `position`
+    has.
 
-    Else the position is the log end (`run` is that of the segment that was read to its end, if any), the
-    start of a batch that cannot be decoded, or that of `damage`, which ended the search.
+    Otherwise `position` is the log end, or the start of a batch that cannot be decoded, or the position of
+    `damage`, which ended the search. At the log end, `run` is the run of the segment that was read to its
+    end, if any.
     """
 
     position: int
@@ -48,7 +50,7 @@ class FoundTime(NamedTuple):
 def search_time(disk: Disk, path: str, identity: LogIdentity, timestamp_ns: int) -> FoundTime:
     """Find the first retained message of the log in `path` with a timestamp >= `timestamp_ns`.
 
-    Of a batch that cannot be decoded the header's highest timestamp counts. Raises `OSError`.
+    For a batch that cannot be decoded, the highest timestamp in its header counts. Raises `OSError`.
     """
     catalog = read_catalog(disk, path)
     highs_ns = {segment.id: segment.timestamp_high_ns for segment in catalog.listed}
@@ -64,7 +66,8 @@ def search_time(disk: Disk, path: str, identity: LogIdentity, timestamp_ns: int)
         if segment is None:
             continue  # It was trimmed meanwhile.
         try:
-            synced = durable_offset(disk, path, kept.id, identity.origin)  # First: the segment may grow.
+            # Read it before the search: the segment may grow.
+            synced = durable_offset(disk, path, kept.id, identity.origin)
             at = _search_segment(segment, identity, timestamp_ns)
             if at is not None:
                 return at
@@ -82,7 +85,7 @@ def search_time(disk: Disk, path: str, identity: LogIdentity, timestamp_ns: int)
 
 
 def _indexed_start(disk: Disk, path: str, kept: ReadableSegment, timestamp_ns: int) -> int:
-    """A position of `kept` that no message of that time precedes there, by its index."""
+    """A position from the index of `kept`. No message before it in `kept` has that time or a later one."""
     header = kept.header or read_header(disk, path, kept.id)
     if header is None:
         return kept.first
@@ -92,7 +95,7 @@ def _indexed_start(disk: Disk, path: str, kept: ReadableSegment, timestamp_ns: i
 
 
 def _search_segment(segment: OpenSegment, identity: LogIdentity, timestamp_ns: int) -> FoundTime | None:
-    """The first message of that time from the scanner's place on; None if there is none."""
+    """The first message of that time from the scanner's position on; None if there is none."""
     while True:
         data, scan = read_frames(segment.file.pread, segment.scanner, _READ_BYTES, values=False)
         found = _search_batches(data, scan, _names(segment.scanner, identity), timestamp_ns)
@@ -126,10 +129,10 @@ def _reached(scanner: Scanner) -> int:
 
 
 def _damage(catalog: SegmentCatalog, segment: OpenSegment, kind: LogKind, synced: int) -> Corrupt | None:
-    """Why the scan ended before the known end of the segment; None if it is the end at present.
+    """The reason why the scan ended before the known end of the segment; None if it reached the current end.
 
-    A segment that others follow ends with its file, and not before the size in the table. Of another one,
-    `synced` bytes were synced before the scan.
+    If later segments exist, the segment ends with its file, and not before the size in the table. Otherwise
+    its first `synced` bytes were synced before the scan.
     """
     scanner, size = segment.scanner, segment.file.size()
     expected = next((known.size_bytes for known in catalog.listed if known.id == segment.id), 0)

@@ -1,9 +1,9 @@
-"""Which topics are wanted: names, and patterns with `*`, `?` and `[…]`, as in `fnmatch`.
+"""A selection of topics: names, and patterns with `*`, `?` and `[…]`, as in `fnmatch`.
 
 Invariants:
-- One step for each character of a topic, whatever the patterns: they are one automaton, with a bit for each
-  state. So patterns of a peer do not burn a processor.
-- The answers that are kept, and the patterns, are bounded.
+- Matching takes one step for each character of a topic, for any patterns: they are one automaton, with a bit
+  for each state. So patterns of a peer do not cause high processor load.
+- The number of cached answers, and the patterns, are bounded.
 """
 
 from __future__ import annotations
@@ -18,34 +18,40 @@ from rt.errors import InvalidOption
 from rt.log.format.constants import TOPIC_BYTES_MAX
 
 WANTED_MAX: Final = 1024
-"""Topics and patterns that a pull may name. A client that needs more pulls all, and filters them itself."""
+"""Topics and patterns that a pull may name. If a client needs more, it pulls all topics and filters them
+itself.
+"""
 WANTED_BYTES_MAX: Final = 2**16
-"""Total bytes of these. A node keeps them as long as the pull runs."""
+"""Total bytes of these topics and patterns. A node keeps them as long as the pull runs."""
 PATTERN_CHARACTERS_MAX: Final = 4096
-"""Of all patterns with a wildcard together. The automaton has a bit for each."""
+"""Total characters of all patterns with a wildcard. The automaton has a bit for each character."""
 SETS_MAX: Final = 64
-"""How many `[…]` of more than one character all patterns may have. A character is looked up in each, once."""
+"""Number of `[…]` of more than one character in all patterns together. A character is looked up in each,
+once.
+"""
 
 _TOPICS_KEPT: Final = 16_384
 _CHARACTERS_KEPT: Final = 4096
 _NO_CHARACTER: Final = "(?s:(?!)"
-"""How the expression begins that `fnmatch` makes of a set that no character is in."""
+"""The start of the expression that `fnmatch` makes of a set without any character."""
 
 
 class TopicPatterns:
-    """Contains the topics that match one of `patterns`. One without wildcards is a topic's name.
+    """Contains the topics that match one of `patterns`. A pattern without wildcards is a topic's name.
 
-    `[*]` stands for a `*`, likewise `[?]` and `[[]`. `rt.InvalidOption` for a pattern that can match nothing,
-    and for too many.
+    `[*]` stands for a `*`, `[?]` for a `?`, and `[[]` for a `[`. `rt.InvalidOption` for a pattern that can
+    match nothing, and for too many patterns.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns: Final = tuple(sorted(set(patterns)))
         names = set[str]()
         self._ends = self._starts = self._loops = self._any = 0
-        """States, as bits: a topic matches that ends there, patterns start there, `*` stays, `?` goes on."""
+        """States, as bits. `_ends`: a topic that ends there matches. `_starts`: patterns start there.
+        `_loops`: a `*` stays there. `_any`: a `?` leads to the next state.
+        """
         self._literals: dict[str, int] = {}
-        """By character: the states that go on with it."""
+        """For each character, the states from which it leads to the next state."""
         self._sets: list[tuple[re.Pattern[str], int]] = []
         states = characters = 0
         for pattern in self.patterns:
@@ -67,7 +73,7 @@ class TopicPatterns:
 
     @classmethod
     def named(cls, names: Iterable[str]) -> TopicPatterns:
-        """Just these topics, whatever characters they have."""
+        """Exactly these topics, even if their names have wildcard characters."""
         return cls(re.sub(r"([*?[])", r"[\1]", name) for name in names)
 
     @property
@@ -117,7 +123,7 @@ class TopicPatterns:
         return states & self._ends != 0
 
     def _look_up(self, character: str) -> int:
-        """The states that go on with a character."""
+        """The states from which a character leads to the next state."""
         found = self._any | self._literals.get(character, 0)
         for expression, bit in self._sets:
             if expression.match(character):
@@ -129,7 +135,9 @@ class TopicPatterns:
 
 
 def check_topics(topics: Collection[str]) -> TopicPatterns:
-    """Some topics and patterns, or the one that is given as a text. `rt.InvalidOption`."""
+    """Check topics and patterns, given as a collection, or a single one, given as a string.
+    `rt.InvalidOption`.
+    """
     found = [topics] if isinstance(topics, str) else None
     if found is None:
         with contextlib.suppress(TypeError):
@@ -140,7 +148,7 @@ def check_topics(topics: Collection[str]) -> TopicPatterns:
 
 
 def check_wanted(topics: Collection[str]) -> TopicPatterns:
-    """What a pull may name. `rt.InvalidOption` if it is too much for a node."""
+    """Check the topics and patterns of a pull. `rt.InvalidOption` if they are too much for a node."""
     if len(topics) > WANTED_MAX:
         _refuse("too many topics for a pull", len(topics), f"{WANTED_MAX} at most")
     found = TopicPatterns(topics)
@@ -151,7 +159,7 @@ def check_wanted(topics: Collection[str]) -> TopicPatterns:
 
 
 def _tokens(pattern: str) -> Iterator[str]:
-    """Of a pattern: `*`, `?`, `[` and the expression of a set, or `=` and a character."""
+    """The tokens of a pattern: `*`, `?`, `[` and the expression of a set, or `=` and a character."""
     try:
         size = len(pattern.encode())
     except UnicodeEncodeError:

@@ -150,7 +150,9 @@ class _Seen(NamedTuple):
 
 
 class LogPoll:
-    """Compares the log directory `path` with its state at the previous poll. Created with the first poll."""
+    """Compares the log directory `path` with its state at the previous poll. The constructor makes the first
+    poll.
+    """
 
     def __init__(self, path: str) -> None:
         self.pace = PollBackoff()
@@ -160,7 +162,8 @@ class LogPoll:
         self._seen = self._snapshot()
 
     def is_changed(self) -> bool:
-        """Whether a file was created, renamed or removed, the newest segment has grown, or nothing exists.
+        """Whether a file was created, renamed or removed, the newest segment has grown, or the state cannot
+        be read.
 
         Sets the pause before the next poll.
         """

@@ -160,7 +160,7 @@ def _decode_one(
 def _decode_many(
     buffer: Bytes, batches: Sequence[PlacedBatch], sessions: dict[int, str], with_values: bool
 ) -> MessageBatch | None:
-    """What `_decode_one` returns for each of `batches`, joined. None of them has headers."""
+    """The joined results of `_decode_one` for each of `batches`. None of the batches has headers."""
     starts, _, first_positions, skips, session_ids, runs, _ = zip(*batches, strict=True)
     group = BatchGroup(buffer, np.array(starts, np.int64))
     positions, skipped = np.array(first_positions, np.int64), np.array(skips, np.int64)
@@ -172,7 +172,9 @@ def _decode_many(
 def decode_runs(
     buffer: Bytes, runs: Sequence[PlacedRun], sessions: dict[int, str], *, values: bool = True
 ) -> MessageBatch | None:
-    """What `decode` returns for all batches of `runs`, joined. None of them has headers or is compressed."""
+    """The result of `decode` for all batches of `runs`, joined. None of the batches has headers or is
+    compressed.
+    """
     starts, counts, first_positions, skips, session_ids, source_runs, _, _ = zip(*runs, strict=True)
     group = BatchGroup(buffer, np.concatenate(starts))
     dictionary, index = _dictionary(session_ids, source_runs, sessions)

@@ -53,7 +53,9 @@ class BatchGroup:
         self.columns_end = self.offsets_at + columns_bytes
         self.values_at = self.offsets_at + (columns_bytes + 7 & -8)
         self.firsts = np.cumsum(self.counts) - self.counts
-        """The ordinal of each batch's first message in the group; `within` is a message's in its batch."""
+        """The ordinal in the group of each batch's first message. `within` is the ordinal of a message in its
+        batch.
+        """
         self.within = np.arange(self.counts.sum()) - self.spread(self.firsts)
 
     def spread(self, entries: Int64s) -> Int64s:
@@ -67,7 +69,7 @@ class BatchGroup:
         named: tuple[tuple[str, ...], tuple[int, ...], Int64s | None],
         with_values: bool,
     ) -> MessageBatch | None:
-        """All messages but the skipped ones; None if there are no others."""
+        """All messages except the skipped ones; None if all are skipped."""
         topic_names, topic_index = self.topics()
         whole = MessageBatch(
             self.spread(first_positions) + self.within,

@@ -1,4 +1,4 @@
-"""Which segments of a log directory can be read, and where in them a position is.
+"""The readable segments of a log directory, and the search for a position in them.
 
 The table and the index are only hints: a position is found when the frames there verify.
 """
@@ -33,7 +33,7 @@ from rt.log.scan.scanner import MergedScanner, Scanner, SessionScanner, scanner_
 
 
 class ReadableSegment(Struct, frozen=True):
-    """A segment with its bytes. `end` is None while it may grow."""
+    """A segment whose bytes are kept. `end` is None while it may grow."""
 
     id: SegmentId
     first: int
@@ -42,8 +42,10 @@ class ReadableSegment(Struct, frozen=True):
 
 
 class ForcedReset(NamedTuple):
-    """A forced reset, and the first segment since it that is known. Earlier ones may have been trimmed and
-    forgotten, or a copy begins after them: the log was replaced from a position in `start` to `end` on.
+    """A forced reset, and the first known segment after it.
+
+    The log was replaced from a position in `start` to `end` on. The position may be unknown, because earlier
+    segments after the reset were trimmed and forgotten, or because a copy starts after them.
     """
 
     segment: SegmentId
@@ -74,8 +76,8 @@ class SegmentCatalog(Struct, frozen=True):
     def find(self, position: int, *, monotone: bool = True) -> ReadableSegment | None:
         """The segment that holds `position`, or the first after it; None if there is none.
 
-        In a dedup session positions may go back where the publisher restarted (`monotone=False`): then the
-        first segment that holds it.
+        In a dedup session positions may go back where the publisher restarted (`monotone=False`). Then it is
+        the first segment that holds `position`.
         """
         if monotone:
             at = bisect_right(self.kept, position, key=lambda segment: segment.first) - 1
@@ -96,7 +98,7 @@ class SegmentCatalog(Struct, frozen=True):
         return next((known.end for known in reversed(self.listed) if known.id == segment), 0)
 
     def forced_after(self, epoch: int) -> ForcedReset | None:
-        """The reset that was forced first after the epoch with this number; None if no segment shows one."""
+        """The first forced reset after the epoch with this number; None if no segment shows one."""
         generation, earlier_end = generation_of_number(epoch), 0
         for segment in sorted(self._known, key=attrgetter("id")):
             if generation_of_number(segment.id.run) > generation:
@@ -107,7 +109,7 @@ class SegmentCatalog(Struct, frozen=True):
         return None
 
     def run_at(self, position: int) -> int:
-        """The run of the newest segment that does not begin after `position`; 0 if there is none."""
+        """The run of the newest segment that does not start after `position`; 0 if there is none."""
         return max((known.id.run for known in self._known if known.first <= position), default=0)
 
     def run_before(self, segment: SegmentId) -> int | None:
@@ -129,7 +131,8 @@ def read_catalog(disk: Disk, path: str) -> SegmentCatalog:
         table = read_table(disk, path)
     except Corrupt:
         table = None
-    # List after reading the table: then a segment that is not in the table is newer than it.
+    # List the directory after reading the table. So a segment that is not in the table is newer than the
+    # table.
     on_disk = list_segments(disk, path)
     sealed = table.segments if table else ()
     last = sealed[-1].id if sealed else SegmentId(-1, -1)
@@ -139,7 +142,7 @@ def read_catalog(disk: Disk, path: str) -> SegmentCatalog:
         if not segment.is_trimmed
     ]
     for segment in on_disk:
-        # An older one was dropped from the table, and will be removed.
+        # An older segment that is not listed was dropped from the table, and will be removed.
         if segment > last and (header := read_header(disk, path, segment)) is not None:
             kept.append(ReadableSegment(segment, header.first, None, header))
     return SegmentCatalog(tuple(sorted(kept, key=attrgetter("id"))), sealed)

@@ -119,7 +119,7 @@ def _decode_table(content: bytes, path: str) -> SegmentTable:
 
 
 def read_durable_end(disk: Disk, path: str) -> DurableEnd | None:
-    """What the writer last recorded as synced; None if there is no readable record."""
+    """The end that the writer last recorded as synced; None if there is no readable record."""
     file_path = os.path.join(path, DURABLE_FILE)
     content = read_file(disk, file_path, 2 * RECORD_BYTES)
     with naming_file(file_path):
@@ -179,7 +179,7 @@ def scans(
 ) -> Iterator[ScanResult]:
     """Scan a file from `scanner.offset` to the end of its valid frames, one read (of `read_bytes`) at a time.
 
-    The last scan says why it stopped. Each read is that of `read_frames`.
+    The last scan says why it stopped. Each read is done by `read_frames`.
     """
     size = READ_BYTES if read_bytes is None else read_bytes
     while True:

@@ -1,7 +1,7 @@
-"""The headers of a batch as readers have them, and the check that nodes make of them.
+"""The headers of a batch in the form that readers use, and the check that nodes run on them.
 
-Invariant: nodes and readers use the same function, so every reader reads what a node accepts. Every offset
-and index is checked before use; hostile contents raise `BadBatch`.
+Invariant: nodes and readers use the same function, so every reader can read the headers that a node accepts.
+Every offset and index is checked before use; hostile contents raise `BadBatch`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HeaderTable:
 
     @property
     def sets(self) -> list[Headers]:
-        """Each set as pairs. Made at the first use; messages share them."""
+        """Each set as pairs. The sets are made at the first use; messages share them."""
         if self._sets is None:
             data = bytes(self.value_bytes)
             values = [data[start:end] for start, end in pairwise(self.value_offsets.tolist())]
@@ -61,7 +61,9 @@ class HeaderTable:
 
 
 def headers_start(header: BatchHeader, values_end: int) -> int:
-    """Where the headers start among the batch's values, of which the messages' end at `values_end`."""
+    """The offset in the batch's values at which the headers start. The messages' own values end at
+    `values_end`.
+    """
     start = padded(values_end)
     if not _COUNTS.size <= header.values_bytes - start <= SECTION_BYTES_MAX:
         raise BadBatch(f"headers of {header.values_bytes - start} bytes")
@@ -69,7 +71,9 @@ def headers_start(header: BatchHeader, values_end: int) -> int:
 
 
 def read_headers(section: memoryview, count: int) -> tuple[HeaderTable, npt.NDArray[np.uint16] | None]:
-    """The headers of `count` messages, and the set of each; None if there is one set. Raises `BadBatch`."""
+    """The headers of `count` messages, and the index of each message's set; None if there is one set. Raises
+    `BadBatch`.
+    """
     sets, pairs, keys = _COUNTS.unpack_from(section)
     is_possible = 1 <= sets <= SETS_MAX and keys <= pairs <= SETS_MAX and (keys > 0) == (pairs > 0)
     if not is_possible:
@@ -116,7 +120,8 @@ def _check_sizes(
         raise BadBatch(f"a message with {set_pairs.max()} headers of up to {set_bytes.max()} bytes")
     copies = set_bytes + PAIR_COST_BYTES * set_pairs
     copied = int(copies[0]) * count if index is None else int(copies[index].sum())
-    copied = max(copied, int(copies.sum()))  # Sets that no message has: Arrow copies the keys of each pair.
+    # Arrow copies the keys of every pair, even if no message has its set.
+    copied = max(copied, int(copies.sum()))
     if copied > COPIES_BYTES_MAX:
         raise BadBatch(f"headers of {copied} bytes if each message has its own, above {COPIES_BYTES_MAX}")
 

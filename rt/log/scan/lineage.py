@@ -3,8 +3,8 @@
 Pure: the caller scans the log from its oldest block, and reports problems.
 
 Invariants:
-- Within one session segment, source ranges and their chains follow each other without gap or overlap. The
-  next segment starts at its start. The run only rises.
+- Within one session segment, source ranges and their running checksums follow each other without gap or
+  overlap. The first range of the next segment starts at the start of that segment. Run numbers only increase.
 - Numbers are dense within a session's run, skipped messages included.
 - In a dedup session, ranges whose messages came from another session may be left out.
 - The merged numbers of a dedup id are dense across all its sessions.
@@ -66,8 +66,9 @@ class SourceLineage:
         end = block.source_offset + block.length_bytes
         self._current = _SourceRange(segment, end, number, block.chain_end)
         self._merged[block.session_id] = self._current
-        # If it does not start exactly where the last one ended, ranges may have been left out before it. This
-        # includes the start of the next segment, because the end of the last one is not known here.
+        # If a block of a dedup session does not start exactly where the last one ended, ranges may have been
+        # left out before it. This includes a block at the start of the next segment, because the end of the
+        # last segment is not known here.
         self._may_jump = self._dedup_id(block) is not None and last is not None and not is_next
         self._is_first_batch = True
         self._block = block

@@ -1,7 +1,7 @@
 """Messages in columns: what readers return.
 
-A `MessageBatch` is only made of checked data, so nothing here checks again. It copies as late and as little
-as it can: a slice shares the arrays and bytes of the whole.
+A `MessageBatch` is only made from checked data, so this module does not check the data again. A batch copies
+data as late and as little as possible: a slice shares the arrays and bytes of the whole batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Indices: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.uint16]
 
 _COPY_MEAN_BYTES_MAX = 4096
-"""Up to this mean size, one bulk copy of all values before each is copied is faster."""
+"""For values up to this mean size, it is faster to copy all values in bulk first, and then each value."""
 
 
 class Message(NamedTuple):
@@ -53,7 +53,7 @@ _new: Any = tuple.__new__
 
 _VALUE: Final = 6
 _VALUE_FROM_FRONT: Final = itemgetter(1, 2, 3, 4, 5, 6, 0, 7)
-"""The fields in their order, of a row that begins with the value."""
+"""Puts the fields of a row that starts with the value into their normal order."""
 
 
 class MessageBatch(Struct, frozen=True, eq=False):

@@ -1,4 +1,4 @@
-"""Verified batches at their places in a buffer and in their log, before they are decoded."""
+"""Verified batches with their offsets in a buffer and in their log, before they are decoded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from rt.log.format.batch import HEADER, HEADERS_FLAG, BatchHeader
 from rt.log.format.constants import Int64s
 
 _GROUP_BATCH_BYTES_MAX = 64 * 1024
-"""Larger batches get views of their own. Decoding a smaller one alone would cost more than its bytes."""
+"""Larger batches get views of their own. Smaller ones are decoded together, because decoding one alone would
+cost more than its bytes.
+"""
 _GROUP_BYTES_MAX = 16 * 2**20
 """Limit of the decompressed size of small batches that are decoded together."""
 
 
 class PlacedBatch(NamedTuple):
-    """A batch with valid header and checksums, at its place in a buffer and in its log.
+    """A batch with valid header and checksums, and its offsets in a buffer and in its log.
 
-    `start` is a multiple of 8: frames have such sizes, and buffers start with one. `first_position` is the
-    position of the batch's message 0 if it were not skipped; the first `skip` messages are not part of the
-    log (dedup).
+    `start` is a multiple of 8: frame sizes are multiples of 8, and buffers start with a frame.
+    `first_position` is the position that the batch's message 0 has, or would have if it was not skipped. The
+    first `skip` messages are not part of the log (dedup).
     """
 
     start: int
@@ -95,7 +97,7 @@ class TimeRange(Struct):
 def groups(batches: Sequence[PlacedBatch]) -> Iterator[Sequence[PlacedBatch]]:
     """Split batches into groups to decode together, in order: small ones up to a limit.
 
-    Large ones are alone, and so are those with headers.
+    A large batch, or a batch with headers, is a group of its own.
     """
     first, size = 0, 0
     for index, batch in enumerate(batches):

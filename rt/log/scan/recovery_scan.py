@@ -1,6 +1,7 @@
-"""Scan one segment from its start for recovery: where its frames stop verifying, and what it holds.
+"""Scan one segment from its start for recovery: find its contents, and the point where its frames stop
+verifying.
 
-Only complete frames count; an incomplete block counts as nothing.
+Only complete frames count; an incomplete block is ignored.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from rt.log.scan.scanner import PlacedBlock, Scanner, ScanResult, in_order
 
 
 class RecoveryScan(Struct):
-    """What a segment holds from its start to where its frames stop verifying, and the index of that.
+    """The contents of a segment from its start to the point where its frames stop verifying, and the index of
+    these contents.
 
-    `scanner` stands there. `marks` are all that it returned.
+    `scanner` has stopped at that point. `marks` are all marks that it returned.
     """
 
     header: SegmentHeader
@@ -36,11 +38,11 @@ class RecoveryScan(Struct):
     index: list[IndexEntry] = field(default_factory=list)
     marks: list[ChecksummedBoundary] = field(default_factory=list)
     _open: TimeRange = field(default_factory=TimeRange)
-    """That of the batches of a block that is not complete yet."""
+    """The time range of the batches of a block that is not complete yet."""
     _index_next: int = SEGMENT_HEADER_BYTES
 
     def account(self, scan: ScanResult) -> None:
-        """Count what `scan`, the scanner's last one, found."""
+        """Add the results of `scan`, the scanner's latest scan."""
         scanner = self.scanner
         self.marks += scan.marks
         for found in in_order(scan.blocks, scan.batches):
@@ -80,7 +82,7 @@ class RecoveryScan(Struct):
 
 
 def walk_segment(disk: Disk, path: str, scanner: Scanner, header: SegmentHeader) -> RecoveryScan:
-    """Verify all bytes of a segment with `scanner`, which is at its start, in bounded memory."""
+    """Verify all bytes of a segment in bounded memory. `scanner` is at the start of the segment."""
     file_path = os.path.join(path, header.id.file_name)
     with storage_errors(file_path, "reading a segment"), contextlib.closing(disk.open(file_path)) as file:
         walk = RecoveryScan(header, scanner, file.size(), SEGMENT_HEADER_BYTES, header.first)

@@ -51,10 +51,10 @@ class ScanResult(Struct):
     """The result of scanning a buffer.
 
     The first `consumed` bytes are good. After them the buffer ends, or a frame follows that is incomplete
-    (`needed` is its size) or bad (`problem` is the reason). `blocks` are those that start in the buffer
-    (merged). `marks` are the boundaries after each of `batches` (session, if requested). A scanner that
-    verifies several batches at once returns `items` instead of `batches`. `is_message`: the problem is a
-    batch with valid checksums; only receivers check for those.
+    (`needed` is its size) or bad (`problem` is the reason). `blocks` are the blocks that start in the buffer
+    (merged logs). `marks` are the boundaries after each of `batches` (session logs, if requested). A scanner
+    that verifies several batches at once returns `items` instead of `batches`. `is_message`: the problem is
+    in a batch with valid checksums; only receivers check for such problems.
     """
 
     batches: list[PlacedBatch] = field(default_factory=list)
@@ -70,10 +70,12 @@ class ScanResult(Struct):
 def read_batch(
     data: memoryview, at: int, end: int, seed: int, values: bool, passed_columns: int | None = None
 ) -> BatchHeader | int:
-    """Verify the batch at `at`. Returns the number of bytes it needs if it is incomplete before `end`.
+    """Verify the batch at `at`. Returns the number of bytes that the batch needs if it is incomplete before
+    `end`.
 
-    Raises `BadBatch` if it does not verify. Without `values` their checksum is not verified. With
-    `passed_columns` the values may be missing, and columns above that size too, which are not verified then.
+    Raises `BadBatch` if the batch does not verify. Without `values`, the checksum of the values is not
+    verified. With `passed_columns`, the values may be missing. Columns larger than `passed_columns` may be
+    missing too; then they are not verified.
     """
     if end - at < BATCH_HEADER_BYTES:
         return BATCH_HEADER_BYTES
@@ -96,7 +98,7 @@ def read_batch(
 def in_order(
     blocks: Iterable[PlacedBlock], batches: Iterable[PlacedBatch]
 ) -> Iterator[PlacedBlock | PlacedBatch]:
-    """The blocks and batches of a scan by their offsets: each block before its batches."""
+    """The blocks and batches of a scan, ordered by offset: each block before its batches."""
     waiting = deque(blocks)
     for batch in batches:
         while waiting and waiting[0].offset < batch.offset:
@@ -117,9 +119,9 @@ class _CopiedBlock:
 class SessionScanner(_CopiedBlock):
     """Scans the batches of one session segment.
 
-    The next batch must start at `offset` with number `next`. With `marks` each scan has the boundaries after
-    its batches, and `chain` and `content` are the segment's chain and content checksum at `offset`; a scanner
-    that starts after the first batch needs both.
+    The next batch must start at `offset` with number `next`. With `marks`, each scan has the boundaries after
+    its batches. `chain` and `content` are then the segment's running checksum and content checksum at
+    `offset`. A scanner that starts after the first batch needs both.
     """
 
     def __init__(
@@ -196,10 +198,11 @@ class MergedScanner(_CopiedBlock):
 
     The next batch or block must start at `offset`, and the next position is `next`; `boundary` is the start
     of the incomplete block. `sessions` are the declarations so far; a scanner that starts after the first
-    block needs those before it. In a filtered log positions may jump forward between blocks.
+    block needs the earlier declarations. In a filtered log positions may jump forward between blocks.
 
-    If `chain`, the merged chain at `offset`, is given, the chains in blocks are verified against the headers
-    of their batches, and `chain` becomes the merged chain at `boundary`.
+    `chain` is the merged running checksum at `offset`. If it is given, the running checksums in blocks are
+    verified against the headers of their batches, and `chain` becomes the merged running checksum at
+    `boundary`.
     """
 
     _read_batch = staticmethod(read_batch)
@@ -229,11 +232,15 @@ class MergedScanner(_CopiedBlock):
         """The next number in the block; None before its first batch."""
         self._seed = 0
         self._source_chain = 0
-        """The source's chain at `offset`, while a block is open and chains are verified."""
+        """The source's running checksum at `offset`, while a block is open and running checksums are
+        verified.
+        """
         self._chain_after = 0
-        """The merged chain after the open block."""
+        """The merged running checksum after the open block."""
         self._passed_columns: int | None = None
-        """In `scan_columns`: the values of the last batch may be missing, and columns above this size too."""
+        """In `scan_columns`: the values of the last batch may be missing, and its columns too if they are
+        above this size.
+        """
 
     @property
     def reached(self) -> int:
@@ -243,10 +250,11 @@ class MergedScanner(_CopiedBlock):
     def scan_columns(
         self, data: memoryview, reaches: Callable[[int], bool], *, columns_bytes_max: int = 2**32
     ) -> ScanResult:
-        """`scan` without values, which may be missing from `data`: the scan may end after `data`.
+        """Scan as `scan` does, but without values. They may be missing from `data`, so the scan may end after
+        the end of `data`.
 
-        `reaches(offset)` returns whether the segment is at least that long: an incomplete batch is not
-        skipped. A batch with stored columns above `columns_bytes_max` is skipped by its header only; the
+        `reaches(offset)` returns whether the segment is at least that long, so that an incomplete batch is
+        not skipped. A batch with stored columns above `columns_bytes_max` is skipped by its header only; the
         caller has verified it before.
         """
         before = copy(self)

@@ -1,16 +1,16 @@
 """Verify many small batches together, because one header at a time in Python is slow for small batches.
 
-The checksums of many byte ranges are verified by computing one, over the joined bytes
+The checksums of many byte ranges are verified by computing one checksum, over the joined bytes
 
     for each range:  its offset, 8 bytes | the range | a bridge, 4 bytes, and 4 zeros
 
-The checksum of a range starts from that of its offset, which starts from the segment's seed. The bridge leads
-from the checksum that the range should have back to the seed. So the checksum of the joined bytes is the seed
-if all ranges are good.
+The checksum of a range continues the checksum of its offset, which continues the segment's seed. The bridge
+changes the checksum that the range should have back into the seed. So the checksum of the joined bytes equals
+the seed if all ranges are good.
 
 Invariants:
 - A run has only batches that `check_header` and both checksums accept, with consecutive numbers. It ends
-  before a compressed or bad batch; the caller reads that one singly and reports its problem.
+  before a compressed or bad batch; the caller reads that batch alone and reports its problem.
 - A single bad range is always detected, because every step is one-to-one. Several bad ranges pass together no
   more often than with any 32-bit checksum.
 """
@@ -28,13 +28,15 @@ from rt.log.format.checksum import batch_seed, crc32c
 from rt.log.format.constants import NUMBER_MAX, TOPIC_BYTES_MAX, Int64s
 
 BATCHES_MIN: Final = 16
-"""Fewer batches cost more together than one by one."""
+"""Below this number, verifying batches together costs more than verifying them one by one."""
 BATCH_BYTES_MAX: Final = 8 * 1024
 """The bytes of larger batches cost more than their headers."""
 
 
 class BatchRun(NamedTuple):
-    """Consecutive batches: places in a buffer, message counts, first numbers. The last ends at `end`."""
+    """Consecutive batches: offsets in a buffer, message counts, first numbers. The last batch ends at
+    `end`.
+    """
 
     starts: Int64s
     counts: Int64s
@@ -45,10 +47,12 @@ class BatchRun(NamedTuple):
 def find_run(
     data: memoryview, at: int, end: int, seed: int, source: int, *, values: bool
 ) -> tuple[BatchRun | None, int]:
-    """The run of batches at `at`, None if it is short; and the place up to which it was searched.
+    """The run of batches at `at`, or None if it is too short; and the offset in `data` up to which it was
+    searched.
 
-    `seed` is the source segment's. A place in `data` plus `source` is its offset there. Without `values`
-    their checksums are not verified. `at`, and the place of `data` in its log, are multiples of 8.
+    `seed` is the seed of the source segment. An offset in `data` plus `source` is the offset in that segment.
+    Without `values`, the checksums of the values are not verified. `at`, and the offset of `data` in its log,
+    are multiples of 8.
     """
     starts, stop = _hop(data, at, end)
     if len(starts) < BATCHES_MIN:
@@ -62,7 +66,9 @@ def find_run(
 
 
 def _hop(data: memoryview, at: int, end: int) -> tuple[list[int], int]:
-    """Where batches start, found by their lengths only, and the first place that is no small batch."""
+    """The offsets at which batches start, found by their lengths only, and the first offset that has no small
+    batch.
+    """
     starts: list[int] = []
     found, words = starts.append, data[: len(data) & -4].cast("I")
     last = end - BATCH_HEADER_BYTES
@@ -78,7 +84,9 @@ def _hop(data: memoryview, at: int, end: int) -> tuple[list[int], int]:
 
 
 class _Headers(NamedTuple):
-    """Columns with one entry per batch: where it, its values and its end are, and what its header has."""
+    """Columns with one entry per batch: the offsets of its start, of its values and of its end, and fields of
+    its header.
+    """
 
     starts: Int64s
     values_at: Int64s
@@ -161,7 +169,7 @@ class ChecksummedRanges(NamedTuple):
         ends = np.cumsum(sizes)
         firsts = ends - sizes
         places = np.arange(sizes.sum()) + np.repeat(self.starts - 1 - firsts, sizes)
-        joined = words.take(places, mode="clip")  # The words on both sides of a range are replaced.
+        joined = words.take(places, mode="clip")  # The words before and after each range are replaced below.
         joined[firsts] = self.offsets.view(np.uint64)
         joined[ends - 1] = ~self.checksums ^ np.uint32(_before_zeros(~seed & _ONES))
         return bool(crc32c(joined.data.cast("B"), seed) == seed)

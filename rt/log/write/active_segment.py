@@ -26,7 +26,9 @@ from rt.log.scan.recovery_scan import RecoveryScan
 from rt.log.whole_files import write_whole
 
 UNCACHE_STEP_BYTES: Final = 2**22
-"""Bytes to drop at a time: a smaller step costs more calls than it frees memory."""
+"""Bytes to drop at a time. With a smaller step, the additional calls would cost more than the freed memory is
+worth.
+"""
 
 
 class ActiveSegment(Struct):
@@ -64,7 +66,7 @@ class ActiveSegment(Struct):
             self.index_next = NUMBER_MAX  # A scanner that starts after it would miss the declaration.
 
     def _write_entry(self, disk: Disk, path: str, *entries: IndexEntry) -> bool:
-        """Returns whether it was written."""
+        """Write entries to the index. Returns whether they were written."""
         with contextlib.suppress(OSError):
             if self.index is None:
                 self.index = disk.create(os.path.join(path, index_file_name(self.header.id)))
@@ -81,7 +83,8 @@ class ActiveSegment(Struct):
     def uncache(self, before: int) -> None:
         """Drop the bytes before offset `before` from the page cache: they are not expected to be read."""
         if size := self.uncacheable_bytes(before):
-            # One step more than is new: the kernel keeps pages that share a large folio with later bytes.
+            # Start one step before the new bytes: the kernel keeps pages that share a large folio with later
+            # bytes.
             start = max(0, self.cached_from - UNCACHE_STEP_BYTES)
             self.file.uncache(start, self.cached_from + size - start)
             self.cached_from += size
@@ -95,7 +98,7 @@ class ActiveSegment(Struct):
 def resume_segment(disk: Disk, path: str, walk: RecoveryScan, end: int) -> ActiveSegment:
     """Continue in the segment that recovery scanned, cut and synced; `end` is the log end after it.
 
-    Rebuilds its index from the scan: it was never synced, so a crash may have left holes.
+    Rebuilds the segment's index from the scan: the index was never synced, so a crash may have left holes.
     """
     file = disk.open(os.path.join(path, walk.header.id.file_name), write=True)
     active = ActiveSegment(walk.header, file, walk.end_offset, end, walk.times)
@@ -116,10 +119,10 @@ def sealed_entry(
 
 
 class DurableFile:
-    """The file with the durable end of the segment, which is created if it is missing."""
+    """The file that holds the durable end of the segment. It is created if it is missing."""
 
     def __init__(self, disk: Disk, path: str, sequence: int) -> None:
-        """`sequence` is that of the newest record."""
+        """`sequence` is the sequence number of the newest record."""
         file_path = os.path.join(path, DURABLE_FILE)
         if disk.size(file_path) != 2 * RECORD_BYTES:
             write_whole(disk, file_path, bytes(2 * RECORD_BYTES))

@@ -36,16 +36,19 @@ TOPIC_COST_BYTES: Final = 8
 TOGETHER_BYTES: Final = 2**20
 """Batches cut from one call are written together up to this size: large writes are faster."""
 TOGETHER_MOST: Final = 256
-"""And up to this many, each of up to three buffers: a write takes at most 1,024 buffers."""
+"""Limit of the number of batches that are written together. Each has up to three buffers, and a write takes
+at most 1,024 buffers.
+"""
 
 
 _REST_SHARE: Final = 16
 
 
 def rest_bytes(batch_bytes: int) -> int:
-    """By how much the last batch of a call may exceed `batch_bytes`.
+    """The number of bytes by which the last batch of a call may exceed `batch_bytes`.
 
-    Calls of `batch_bytes` of values would each leave a small batch, whose costs are those of a large one.
+    Otherwise each call with `batch_bytes` of values would leave a small batch, with the same costs as a large
+    one.
     """
     return min(batch_bytes // _REST_SHARE, BATCH_BYTES_MAX - batch_bytes)
 
@@ -60,11 +63,11 @@ class PendingBatch:
         self.values: list[bytes] = []
         self.stamps: list[int] = []
         self.indices: list[int] = []
-        """The topic of each message, and from bit 16 on its headers."""
+        """The topic index of each message; the bits from 16 on are the number of its headers in `sets`."""
         self.topics: dict[str, int] = {}
         self.bytes = BATCH_COST_BYTES
         self.sets: dict[Headers, int] = {}
-        """The different headers, numbered from 1. 0: none."""
+        """The different headers, numbered from 1. Number 0 means no headers."""
         self.pairs = 0
         self.copies_bytes = 0
         """The cost of the headers if each message had its own."""
@@ -96,7 +99,7 @@ class PendingBatch:
         return self.topics.setdefault(topic, len(self.topics))
 
     def add_headers(self, headers: Headers) -> int:
-        """Add the headers of one message; return their part of its index."""
+        """Add the headers of one message; return their part of the message's entry in `indices`."""
         if not headers:
             return 0
         cost = cost_of(headers)
@@ -126,7 +129,8 @@ class PendingBatch:
     def draft(self) -> BatchDraft:
         """The batch, ready to be encoded.
 
-        Most are small and written by a thread that has slept, where numpy takes several times as long.
+        Made without numpy: most batches are small and written by a thread that has slept. There, numpy takes
+        several times as long.
         """
         assert len(self.values) == len(self.stamps) == len(self.indices), "columns of different lengths"
         return _draft(
@@ -157,11 +161,11 @@ class BulkMessages:
     def cut(
         self, start: int, *, after: PendingBatch, batch_bytes: int, together_bytes: int
     ) -> list[BatchDraft]:
-        """Batches of up to `batch_bytes`, to be written together: `after`, filled up with the values from
-        `start` on, unless it is empty; then batches of the following values alone. A small rest joins the
-        last one.
+        """Batches of up to `batch_bytes`, to be written together. If `after` is not empty, the first batch is
+        `after`, filled up with the values from `start` on. The next batches have only the following values. A
+        small rest is added to the last batch.
 
-        Empty if `after` is, and the rest fits into one batch.
+        The list is empty if `after` is empty and the values from `start` on fit into one batch.
         """
         room = batch_bytes - BATCH_COST_BYTES - TOPIC_COST_BYTES - TOPIC_BYTES_MAX
         costs, drafts = self._costs, list[BatchDraft]()
@@ -186,7 +190,7 @@ class BulkMessages:
         return self.values[start:], self.stamps[start:].tolist()
 
     def _joining(self, batch: PendingBatch, start: int, batch_bytes: int) -> int:
-        """How many values from `start` on have room in a batch that has some."""
+        """The number of values from `start` on that fit into `batch`, which is not empty."""
         cost = 0 if self.topic in batch.topics else len(self.topic.encode()) + TOPIC_COST_BYTES
         if cost and len(batch.topics) == TOPICS_MAX:
             return 0
@@ -251,13 +255,15 @@ def _draft(
 
 
 def _range(stamps: Int64s) -> tuple[int, int]:
-    if stamps.strides == (0,):  # All are one.
+    if stamps.strides == (0,):  # All timestamps are one value.
         return int(stamps[0]), int(stamps[0])
     return int(stamps.min()), int(stamps.max())
 
 
 def _used_topics(topics: Mapping[str, int], indices: Sequence[int]) -> tuple[dict[str, int], list[int]]:
-    """Without the topics that interrupted calls left: no reader accepts more topics than messages."""
+    """The topics and indices without the topics that interrupted calls left: no reader accepts more topics
+    than messages.
+    """
     used = sorted({index & 0xFFFF for index in indices})
     names, places = [*topics], {old: new for new, old in enumerate(used)}
     kept = {names[old]: new for old, new in places.items()}
@@ -272,7 +278,9 @@ def _headers(sets: Mapping[Headers, int], index: Int64s) -> bytes:
 
 
 def offsets_of(values: Sequence[bytes]) -> Int64s:
-    """The start of each joined value, and the end of the last. Raises `rt.MessageTooLarge`."""
+    """The offset of each value when the values are joined, and the end of the last. Raises
+    `rt.MessageTooLarge`.
+    """
     offsets = np.zeros(len(values) + 1, np.int64)
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     np.cumsum(lengths, out=offsets[1:])
@@ -289,9 +297,9 @@ def as_bytes(value: object) -> bytes:
 
 
 def as_values(values: Iterable[bytes]) -> list[bytes]:
-    """The values of a call that publishes many. `rt.InvalidOption` for one value, or a mapping.
+    """The values of a call that publishes many values. `rt.InvalidOption` for a single value, or a mapping.
 
-    Their items are no values: of a mapping the keys alone would be published.
+    The items of these are not values: of a mapping, only the keys would be published.
     """
     if isinstance(values, Mapping | str | bytes | bytearray | memoryview):
         raise InvalidOption(

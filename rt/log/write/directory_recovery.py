@@ -70,11 +70,12 @@ class RecoveredDirectory(Struct, frozen=True):
 
 
 class DirectoryRecovery:
-    """Recovers the directory, which the caller has locked; a new directory becomes `expected`.
+    """Recovers the directory, which the caller has locked. A new directory gets the identity `expected`.
 
     If `resume_with` makes scanners, the newest segment stays unsealed and is scanned by one of them. Then the
-    directory is a copy or a merged log, and its origin must equal that of `expected` (`rt.ClusterMismatch`).
-    `rt.Corrupt` and `rt.UnknownVersion` leave the segments unchanged; `OSError` as the disk raises it.
+    directory is a copy or a merged log, and its origin must equal the origin of `expected` (else
+    `rt.ClusterMismatch`). `rt.Corrupt` and `rt.UnknownVersion` leave the segments unchanged. Raises `OSError`
+    as the disk does.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class DirectoryRecovery:
         return recovered
 
     def mark_trimmed(self, segments: Sequence[SealedSegment]) -> None:
-        """List those of `segments` that are listed, or exist, as trimmed, whatever their bytes.
+        """List as trimmed each of `segments` that is listed or exists, even if its bytes are corrupt.
 
         Call it before `run`.
         """
@@ -135,7 +136,8 @@ class DirectoryRecovery:
             write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(self.table))
 
     def release_before(self, segment: SegmentId) -> None:
-        """Trim the listed segments before `segment`, which nobody needs, if one of them is incomplete.
+        """Trim the listed segments before `segment`, which are not needed any more, if one of them is
+        incomplete.
 
         Call it before `run`. Nothing is written unless one is incomplete: the disk may be full.
         """
@@ -187,7 +189,9 @@ class DirectoryRecovery:
         return None
 
     def _finish_trims(self) -> None:
-        """Empty segments that the table lists as trimmed: a crash may have come before that."""
+        """Empty segments that the table lists as trimmed: a crash may have happened before they were
+        emptied.
+        """
         trimmed = [segment.id for segment in self.table.segments if segment.is_trimmed]
         empty_segments(self._disk, self.path, trimmed)
 
@@ -234,7 +238,7 @@ class DirectoryRecovery:
         return self.table.segments[-1].id if self.table.segments else SegmentId(-1, -1)
 
     def _remove_forgotten(self, on_disk: Sequence[SegmentId]) -> None:
-        """Remove segments older than the table's oldest: it dropped them before a power loss.
+        """Remove segments older than the oldest in the table: the table dropped them before a power loss.
 
         An unlisted segment between two listed ones is corruption: files of different times were mixed.
         """
@@ -265,7 +269,9 @@ class DirectoryRecovery:
         return header
 
     def _lost(self, segment: SegmentId, headers: dict[SegmentId, SegmentHeader | None]) -> SealedSegment:
-        """An empty segment that no table lists: it was trimmed before the table was lost."""
+        """The table entry for an empty segment that is not listed: it was trimmed before the table was
+        lost.
+        """
         for later, header in headers.items():
             if later > segment and header is not None:
                 end, at = header.first, header.created_ns

@@ -1,7 +1,7 @@
-"""What a log writer does after a failure: on a full disk it may be called again, else it is unusable.
+"""The state of a log writer after a failure: after a full disk it may be called again, else it is unusable.
 
 After a failed sync, or an interrupted call, memory and disk may differ. Opening the directory again resolves
-it.
+this.
 """
 
 from __future__ import annotations

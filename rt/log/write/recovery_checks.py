@@ -1,4 +1,4 @@
-"""What a crash may leave of a log directory, and what it may not. Pure.
+"""Check whether a crash can have left a log directory in its state. Pure.
 
 Invariants:
 - Only bytes after the durable end may be missing or fail to verify.
@@ -20,7 +20,7 @@ from rt.log.format.segment_table import LogIdentity
 
 
 class TornTail(Struct, frozen=True):
-    """Cut the segment at `end`, which removes `torn_bytes`."""
+    """The torn tail of a segment: cut the segment at `end`, which removes `torn_bytes`."""
 
     end: int
     torn_bytes: int
@@ -50,11 +50,11 @@ def judge_tail(
 def check_numbers(
     path: str, identity: LogIdentity, segments: Sequence[tuple[SegmentId, int, int]], *, is_copy: bool
 ) -> None:
-    """Raise `rt.Corrupt` unless each segment starts where the one before it ends.
+    """Raise `rt.Corrupt` unless each segment starts where the previous one ends.
 
-    Of each: id, first number or position, end. A copy may have a gap where its source was trimmed. Of a
-    session's run it may hold more, or less, than the publisher's own disk remembered at the start of the next
-    run.
+    Each of `segments` is an id, the first number or position, and the end. A copy may have a gap where its
+    source was trimmed. A copy may also hold more, or fewer, messages of a session's run than the publisher's
+    own disk remembered at the start of the next run.
     """
     for (earlier, _, end), (later, first, _) in itertools.pairwise(segments):
         if first == end or identity.dedup_id is not None:
@@ -82,7 +82,8 @@ def check_nothing_vanished(
 ) -> None:
     """Raise `rt.Corrupt` if data is missing that was recorded as synced, and was not trimmed.
 
-    `sizes` are those of all segments; trimmed ones count as before the trim. `end` is the end of the log.
+    `sizes` are the sizes of all segments; the size of a trimmed segment is its size before the trim. `end` is
+    the end of the log.
     """
     last = max(sizes, default=SegmentId(-1, -1))
     is_gone = durable.id > last or sizes.get(durable.id, durable.offset) < durable.offset

@@ -22,7 +22,7 @@ from rt.log.write.failure_latch import FailureLatch
 
 
 class SealedSegments:
-    """The segments in `table`, which the directory `path` has after recovery."""
+    """The segments in `table`, the table that the directory `path` has after recovery."""
 
     def __init__(self, disk: Disk, path: str, table: SegmentTable, latch: FailureLatch) -> None:
         self.table = table
@@ -47,7 +47,8 @@ class SealedSegments:
         try:
             write_whole(self._disk, os.path.join(self._path, TABLE_FILE), encode_table(table))
         except OSError as error:
-            # Without an entry they must not stay: what is added later would be listed behind them.
+            # Files without an entry in the table must not stay, because segments that are added later would
+            # be listed after them.
             files = [os.path.join(self._path, segment.id.file_name) for segment in segments]
             remove_last_first(self._disk, files, error)
             raise
@@ -83,9 +84,10 @@ class SealedSegments:
         return trimmed
 
     def _make_room(self, trimmed: Sequence[SealedSegment]) -> None:
-        """Remove the indexes of trimmed segments first: on a full disk not even the table may fit.
+        """Remove the indexes of trimmed segments first, because on a full disk even the table may not fit.
 
-        They would be removed with the segments; a reader of one of them reads it from its start instead.
+        The indexes would be removed with the segments anyway. A reader of such a segment reads it from its
+        start instead.
         """
         with self._latch.guarded("", "making room for the segments table"):
             names = set(self._disk.list_directory(self._path))

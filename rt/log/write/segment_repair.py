@@ -63,7 +63,9 @@ def check_segment(disk: Disk, path: str, segment: SegmentId, end: int) -> Iterat
 
 
 def valid_end(disk: Disk, path: str, segment: SegmentId, end: int) -> int:
-    """How far the frames of a segment verify, at most `end`; 0 if its header does not."""
+    """The offset up to which the frames of a segment verify, at most `end`; 0 if its header does not
+    verify.
+    """
     try:
         for _ in check_segment(disk, path, segment, end):
             pass

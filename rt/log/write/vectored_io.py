@@ -30,8 +30,8 @@ _BUFFERS_MAX: Final = 1024
 VERIFIED_BYTES_MAX: Final = 16 * 2**20
 """A range of up to this size is kept in memory while it is verified. A larger one is read twice."""
 _PIECE_BYTES: Final = 2**20
-"""Bytes per read, so that they are checksummed in the processor's cache; and per write, because for larger
-writes the kernel allocates larger blocks, which may cost several times as much.
+"""Bytes per read and per write. After a read of this size, the bytes are checksummed in the processor's
+cache. For larger writes the kernel allocates larger blocks, which may cost several times as much.
 """
 
 
@@ -131,7 +131,9 @@ def _read(piece: CopyRange) -> bytes:
 
 
 def _read_verified(piece: CopyRange, checksums: Checksums, memory: memoryview) -> memoryview:
-    """Read a range into `memory` and verify it. If it is larger than that, only its last piece stays."""
+    """Read a range into `memory` and verify it. If the range is larger than `memory`, only its last piece
+    stays.
+    """
     checksum = checksums.before
     for at in range(0, piece.size, _PIECE_BYTES):
         start = at if len(memory) == piece.size else 0

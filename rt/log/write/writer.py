@@ -110,15 +110,16 @@ class LogWriter:
     ) -> LogWriter:
         """Lock the directory (created if missing), recover it, and sync what recovery accepted.
 
-        `identity.origin` counts for a new directory only. An existing one keeps its own, and must have the
-        same kind, name and dedup id. All segments are sealed afterwards.
+        `identity.origin` is used for a new directory only. An existing directory keeps its own origin, and
+        must have the same kind, name and dedup id. All segments are sealed afterwards.
 
         With `resume`, for copies and merged logs, the newest segment stays active if it was not sealed, and
-        is completely durable; then the origin must match too (`rt.ClusterMismatch`). It is scanned by the
-        scanner that `scanner_for` makes of its header: `recovered.resumed` has its state (chain, marks,
-        sessions, last block), valid at its `boundary`, where the segment was cut. `scanner_for` is called for
-        no other segment. Segments in `trimmed_elsewhere` that the directory has are trimmed, even if corrupt.
-        An incomplete sealed segment before `needed_from` is no error: all before that are trimmed then.
+        is completely durable. Then the origin must match too (else `rt.ClusterMismatch`). The segment is
+        scanned by the scanner that `scanner_for` makes of its header. `recovered.resumed` has the state of
+        that scanner (running checksum, marks, sessions, last block), valid at its `boundary`, where the
+        segment was cut. `scanner_for` is called for no other segment. Segments in `trimmed_elsewhere` that
+        the directory has are trimmed, even if they are corrupt. An incomplete sealed segment before
+        `needed_from` is no error: then all segments before `needed_from` are trimmed.
 
         Raises `rt.DirectoryLocked`, `rt.InvalidName`, `rt.Corrupt`, `rt.UnknownVersion`, storage errors.
         """
@@ -262,10 +263,10 @@ class LogWriter:
     def append(self, frames: Sequence[BatchFrames]) -> None:
         """Write groups of complete frames, one after the other, at `offset`.
 
-        One system call if all pieces are buffers. Raises `rt.Corrupt`, with nothing written, if a source file
-        ends before its range, or with the groups before it written if a range does not verify. On
-        `rt.DiskFull` the groups that fit stay, because a reader may have read them: `end` says which. The
-        others are removed completely and may be retried.
+        One system call if all pieces are buffers. Raises `rt.Corrupt` if a source file ends before its range;
+        then nothing is written. Raises `rt.Corrupt` if a range does not verify; then the groups before it are
+        written. After `rt.DiskFull` the groups that fit stay, because a reader may have read them, and `end`
+        is the end of these groups. The others are removed completely and may be retried.
         """
         self._latch.check()
         active = self._growing()

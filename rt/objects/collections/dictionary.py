@@ -110,7 +110,7 @@ class PersistedDictionary(Keyed[K], MutableMapping[K, V]):
 
 
 class _Items(ItemsView[K, V]):
-    """As the base, without a call for each item."""
+    """Like `ItemsView`, but without a call for each item."""
 
     __slots__ = ()
     _mapping: PersistedDictionary[K, V]
@@ -160,7 +160,7 @@ class Pairs(Generic[K, V]):
         self.keys = keys
         self.values = values
         self._of_plain: tuple[Callable[[Any], K], Callable[[Any], V]] | None = None
-        """If rows are JSON: what makes a key and a value of decoded JSON."""
+        """If rows are JSON: the functions that turn decoded JSON into a key and into a value."""
         if isinstance(keys, JsonValueSerializer) and isinstance(values, JsonValueSerializer):
             self._of_plain = keys.of_plain, values.of_plain
             self._is_plain = keys.is_plain and values.is_plain

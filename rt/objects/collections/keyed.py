@@ -1,8 +1,8 @@
-"""Base of sets and dictionaries: distinct hashable keys, one row for each, in the row of the key's slot.
+"""Base of sets and dictionaries: distinct hashable keys. Each key has one row, at the key's slot.
 
-Unsorted ones iterate in the order of slots, which a reload keeps. Sorted ones iterate ascending: their keys
-must have a total order (`<`). A key that cannot be compared with the others raises `TypeError`, a key that is
-not equal to itself `ValueError`.
+Unsorted collections iterate in the order of slots; a reload keeps this order. Sorted collections iterate in
+ascending order: their keys must have a total order (`<`). A key that cannot be compared with the others
+raises `TypeError`. A key that is not equal to itself raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ K = TypeVar("K")
 
 
 class Keyed(Persisted, Generic[K]):
-    """Keys by slot. A kind adds what belongs to a key."""
+    """Keys by slot. Each kind adds the data that belongs to a key."""
 
     __slots__ = ("_edits", "_order", "_slot_by_key", "_slots")
 
@@ -55,7 +55,7 @@ class Keyed(Persisted, Generic[K]):
         self._edits.mark_all()
 
     def _add_key(self, key: K) -> int:
-        """Add a new key. Returns its slot. If the key has no place in the order, nothing is changed."""
+        """Add a new key. Return its slot. If the key cannot be ordered, nothing is changed."""
         if self._order is not None:
             self._order.add(key)
         slot = self._slot_by_key[key] = self._slots.add(key)

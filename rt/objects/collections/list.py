@@ -1,8 +1,8 @@
 """A persisted list, and an array: a list of fixed length.
 
-Rows as in `item_run.py`. The interface is that of `list`, with negative indexes, slices and clamping. Edits
-at the end cost what they change. An insertion or a deletion elsewhere writes all items after it again,
-because their numbers change: use a linked list for that.
+The rows are described in `item_run.py`. The interface is that of `list`, with negative indexes, slices and
+clamping. An edit at the end costs only the items that it changes. An insertion or a deletion elsewhere writes
+all items after it again, because their numbers change: use a linked list for that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class _IndexedItems(ItemRun[T], Sequence[T]):
         self._items[place] = value
 
     def _assign_slice(self, index: slice, values: list[T]) -> None:
-        """`ValueError`, with nothing changed, if the numbers of values and items differ."""
+        """Assign the values. `ValueError`, with nothing changed, if the numbers of values and items
+        differ.
+        """
         places = range(len(self._items))[index]
         if len(values) != len(places):
             raise ValueError(f"attempt to assign {len(values)} values to {len(places)} places")

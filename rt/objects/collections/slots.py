@@ -1,7 +1,7 @@
-"""Slot numbers for elements without a place of their own, and which of their rows may differ from the store.
+"""Slot numbers for elements without their own position, and which of their rows may differ from the store.
 
-An element of a set or dictionary, or a node, gets the least free number. It depends only on the edits before,
-and a reload finds the same free numbers. So a reload keeps the order of slots.
+An element of a set or dictionary, or a node, gets the lowest free number. This number depends only on the
+earlier edits, and a reload finds the same free numbers. So a reload keeps the order of slots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Slots(Generic[E]):
 
     def __init__(self) -> None:
         self.entries: list[E | Free] = []
-        self._free: list[int] = []  # a heap; may contain slots that are in use or cut off
+        self._free: list[int] = []  # a heap; may contain slots that are in use or past the end
 
     def add(self, entry: E) -> int:
         """Put the entry into the least free slot. Returns the slot."""
@@ -130,7 +130,7 @@ class Edits:
             self._flight = None
 
     def abort_save(self, *, unknown_outcome: bool) -> None:
-        """Mark the rows of the flight, if there is one, again."""
+        """If a save is in flight, mark its rows again."""
         flight = self._flight
         if flight is None:
             return
@@ -146,5 +146,5 @@ class Edits:
 
 
 def write_all(rows: ObjectRows, part: str, slots: Slots[E], dump: Callable[[E], bytes]) -> None:
-    """Write every row; none is stored."""
+    """Write every row. Call only if no row is stored."""
     rows.put_many(part, ((encode(slot), dump(entry)) for slot, entry in slots.numbered()))

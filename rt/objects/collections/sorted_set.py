@@ -37,7 +37,9 @@ class PersistedSortedSet(PersistedSet[T], Reversible[T]):
         return self._order.greatest
 
     def view(self, low: T, high: T) -> SortedView[T]:
-        """The elements from `low` to `high`, both included. Edits of either are seen in both."""
+        """The elements from `low` to `high`, both included. Edits of the set or the view are visible in
+        both.
+        """
         return SortedView(self, low, high)
 
 
@@ -97,7 +99,7 @@ class SortedView(MutableSet[T], Reversible[T]):
         raise ValueError("max of an empty range")
 
     def view(self, low: T, high: T) -> SortedView[T]:
-        """A part of the range; `ValueError` if it is not inside."""
+        """A view of a part of the range; `ValueError` if the part is not inside the range."""
         if not (self._is_inside(low) and self._is_inside(high)):
             raise ValueError(f"[{low!r}, {high!r}] is not inside [{self._low!r}, {self._high!r}]")
         return SortedView(self._set, low, high)

@@ -81,7 +81,7 @@ class Persisted:
         self._is_marked = self._owner.mark(self)
 
     def _checked(self, values: Iterable[T]) -> list[T]:
-        """The values, if each can be stored."""
+        """The values as a list, after a check that each can be stored."""
         found = list(values)
         for value in found:
             self._serializers[0].check(value)
@@ -143,7 +143,7 @@ class Persisted:
         raise NotImplementedError
 
     def _write_whole(self, rows: ObjectRows) -> None:
-        """Write every row; none is stored."""
+        """Write every row. This method may assume that no row is stored."""
         raise NotImplementedError
 
     def _write_changes(self, rows: ObjectRows) -> None:

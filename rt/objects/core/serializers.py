@@ -1,7 +1,7 @@
 """How elements become bytes: serializers, and their registry by type and by name.
 
 The serializer's name is stored with the object. So a `get` with another type fails before any byte is read,
-and only serializers that the program registered as pickling ever unpickle.
+and bytes are unpickled only by a serializer that the program registered for pickling.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ValueSerializer(ABC, Generic[T]):
-    """Values of one type to bytes and back.
+    """Converts values of one type to bytes and back.
 
     Invariant: for every value that `check` accepts, `load(dump(value))` equals it and has its type.
     """
@@ -78,7 +78,7 @@ class JsonValueSerializer(ValueSerializer[T]):
         return self._from_plain is None and not self._of
 
     def of_plain(self, value: Any) -> T:
-        """The value of decoded JSON."""
+        """Convert decoded JSON into a value."""
         if self._from_plain is not None:
             try:
                 return self._from_plain(value)
@@ -174,7 +174,7 @@ class Serializers:
         self._by_name[serializer.name] = serializer
 
     def of(self, of: Of[T]) -> ValueSerializer[T]:
-        """The serializer of a registered type (`WrongType`), or the serializer given."""
+        """The serializer of a type, or `of` if it is one. `WrongType` if the type is not registered."""
         if isinstance(of, ValueSerializer):
             return of
         found = self._by_type.get(of)

@@ -32,7 +32,7 @@ class CheckpointKind(enum.Enum):
 
 
 def checked_kind(kind: object) -> CheckpointKind:
-    """`InvalidOption` for anything else: "full" would be taken for differential."""
+    """Return `kind`; `InvalidOption` if it is of another type: "full" would be treated as differential."""
     if isinstance(kind, CheckpointKind):
         return kind
     raise InvalidOption(
@@ -47,7 +47,7 @@ class Owners(Protocol):
         """The last save of the tree; None if there was none."""
 
     def note_save(self, root: str) -> object:
-        """Note that the tree was saved, or may have been. Returns what `last_save` returns from now on."""
+        """Record that the tree was saved, or may have been. Return what `last_save` returns from now on."""
 
 
 class StateReader(Protocol):
@@ -79,7 +79,7 @@ class StateWriter(Protocol):
 
     @property
     def kind(self) -> CheckpointKind:
-        """What the owner saves. Every commit starts with the rows of the last one, whatever its kind."""
+        """The kind of the owner's save. Every commit starts with the rows of the last one, for any kind."""
 
     @property
     def store_id(self) -> str:
@@ -104,7 +104,7 @@ class StateWriter(Protocol):
         """Delete every row of the category `root` and of the categories that begin with `root/`."""
 
     def commit(self) -> None:
-        """Make the changes the content of the store. Returns when they are durable.
+        """Apply the changes to the store. Return when they are durable.
 
         Raises `CommitUnknown` if the commit may have happened. After any other error it did not happen.
         """
@@ -162,9 +162,10 @@ class ObjectRows:
 
 
 def category_checksum(category: str) -> int:
-    """The checksum of a category, with which the checksums of its rows begin.
+    """The checksum of a category. The checksums of its rows continue from it.
 
-    CRC-32C of category, NUL, key, NUL, value: so a row in the wrong place fails too.
+    The checksum of a row is the CRC-32C of category, NUL, key, NUL, value. So the check of a row in the wrong
+    position fails too.
     """
     return crc32c(f"{category}\0".encode())
 

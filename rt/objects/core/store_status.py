@@ -1,4 +1,4 @@
-"""What a store holds: what a check of it found, and the size of each object. Pure."""
+"""The content of a store: the result of a check, and the size of each object. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoreStatus(Struct, frozen=True):
     is_in_use: bool
     """Whether a program has the store open."""
     is_complete: bool
-    """Whether the file alone is enough: a backup that was not opened yet."""
+    """Whether the file is complete without other files, like a backup that was not opened yet."""
     fence: int | None = None
     """The fencing token of the last owner. None: the store has none."""
 
@@ -40,10 +40,10 @@ class ObjectSize(Struct, frozen=True):
     owner: str
     """The prefix of its space without the last slash; "query": an engine of queries."""
     object: str
-    """Its id. Empty: rows of the owner that are of no object, such as its index."""
+    """The id of the object. Empty for rows of the owner that belong to no object, such as its index."""
     rows: int
     bytes: int
-    """Of the values. Not counted: keys, and what the store needs besides."""
+    """Bytes of the values, without the keys and the overhead of the store."""
 
 
 class StoreContents(Struct, frozen=True):
@@ -54,7 +54,7 @@ class StoreContents(Struct, frozen=True):
 
 
 def object_sizes(categories: Iterable[tuple[str, int, int]]) -> tuple[ObjectSize, ...]:
-    """The objects in these categories, each given with its number of rows and of bytes; the largest first."""
+    """The objects in these categories, the largest first. A category has its number of rows and of bytes."""
     found = dict[tuple[str, str], tuple[int, int]]()
     for category, rows, size in categories:
         place = _place(category)

@@ -23,22 +23,26 @@ from typing import Any, Final, cast
 from rt.objects.core.errors import NotSerializable, StateDamaged
 
 INTEGER_BITS_MAX: Final = 14_284
-"""Numbers of at most 4,300 decimal digits: Python parses no longer ones."""
+"""Integers of at most 4,300 decimal digits: Python does not parse longer integers."""
 
 NESTING_MAX: Final = 100
-"""Levels of collections in a value. What is saved can then also be loaded, where more calls are open."""
+"""Maximum levels of nested collections in a value. So a saved value can also be loaded when the call stack is
+deeper.
+"""
 
 _HINT: Final = "Register a serializer for the type, or store its parts."
 _to_text: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 _scan: Final[Any] = make_scanner(cast(Any, json.JSONDecoder()))
-"""Faster than `JSONDecoder.decode`, which looks for white space around the value: there is none."""
+"""Faster than `JSONDecoder.decode`, which searches for white space around the value: there is none."""
 _NO_CHECK: Final = frozenset({str, bool, float, bytes, type(None)})
 _ZERO: Final = ord("0")
 _PLAIN: Final = frozenset({str, bool, int, type(None)})
 _STR: Final = frozenset({str})
 _INT: Final = frozenset({int})
 _LARGE: Final = 16
-"""From this size, the types in a collection are found first: most often they say enough, in less time."""
+"""From this size on, the types in a collection are collected first: they are usually sufficient, and this is
+faster.
+"""
 
 
 def check(value: object) -> None:
@@ -58,7 +62,7 @@ def encode(value: Any) -> bytes:
 
 
 def encode_plain(value: Any) -> bytes:
-    """A value from `plain` as JSON text in UTF-8. A surrogate stays what it is, also beside another one."""
+    """A value from `plain` as JSON text in UTF-8. A surrogate is kept, also beside another surrogate."""
     return _to_text(value).encode("utf-8", "surrogatepass")
 
 
@@ -117,7 +121,7 @@ def from_plain(value: Any) -> Any:
 
 
 def key_of(value: Any) -> Any:
-    """The value as a key. NaN, which is not equal to itself, is one key, also after it was loaded."""
+    """The value as a key. NaN, although not equal to itself, is always the same key, also after a load."""
     if type(value) is float and math.isnan(value):
         return math.nan
     if type(value) is tuple or type(value) is frozenset:
@@ -156,7 +160,7 @@ def _float(text: str) -> float:
 
 
 def _check(value: Any, levels: int) -> None:
-    """`levels`: how many collections it may have inside each other."""
+    """`levels`: how deep collections may be nested in the value."""
     kind = type(value)
     if kind in _NO_CHECK:
         return

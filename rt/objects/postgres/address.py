@@ -1,4 +1,4 @@
-"""Where the server of a store is. Invariant: no error, log line or `repr` has a password of the URL."""
+"""The address of a store's server. Invariant: no error, log line or `repr` has a password of the URL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LIVENESS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "15000",
 }
-"""A connection whose other end vanished is found within seconds. The URL may have others."""
+"""A connection whose peer has vanished is detected within seconds. The URL may set other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def parse_url(url: str, schema: str, connect_timeout_s: float) -> ServerAddress:
 
 
 def _parameters(url: str) -> dict[str, str]:
-    """Its error is not chained: psycopg's has the URL in it."""
+    """The parameters in the URL. The error is not chained, because psycopg's error contains the URL."""
     with contextlib.suppress(psycopg.Error):
         return {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     hint = "Percent-encode special characters in its parts."

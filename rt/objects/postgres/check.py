@@ -76,7 +76,7 @@ def _snapshot(address: ServerAddress, schema: str, limits: Limits) -> Iterator[S
 
 
 def _check_rows(connection: ServerConnection, label: str) -> tuple[int, int]:
-    """Verify all rows. Returns their number, and that of the categories."""
+    """Verify all rows. Return the number of rows and of categories."""
     rows, categories, place = 0, 0, None
     pages = PageReader(label, "", 0)
     last: tuple[bytes, bytes, int] = b"", b"", -1

@@ -25,13 +25,13 @@ from rt.objects.postgres.arrays import register
 from rt.objects.postgres.server_errors import translate_connecting
 
 _ANSWER_MARGIN_S: Final = 5.0
-"""How much longer than the server's own limit a client waits: at most this, and at most twice that limit."""
+"""A client waits longer than the server's own limit: by at most this time, and by at most that limit."""
 
 Row = tuple[Any, ...]
 
 
 class Limits(Struct, frozen=True):
-    """Of one store: seconds for a statement, for a silent client inside a transaction; connections."""
+    """Limits of a store: seconds for a statement, for a silent client in a transaction; connections."""
 
     timeout_s: float
     idle_s: float
@@ -92,7 +92,9 @@ class Connections:
         return made
 
     def _connect(self) -> ServerConnection:
-        """Its error is not chained: psycopg's has all parameters in it, also the password."""
+        """Connect. The error is not chained, because psycopg's has all parameters in it, also the
+        password.
+        """
         try:
             return ServerConnection.connect(make_conninfo(**self._address.parameters), autocommit=True)
         except psycopg.Error as error:
@@ -112,7 +114,9 @@ class Connections:
 
     @contextlib.contextmanager
     def reader(self, *, fresh: bool = False) -> Iterator[tuple[ServerConnection, bool]]:
-        """A connection that only reads, and whether it is new. `fresh`: it must be, as others are broken."""
+        """A connection that only reads, and whether it is new. `fresh`: it must be new, as others are
+        broken.
+        """
         timeout_s = self._limits.timeout_s + _ANSWER_MARGIN_S
         if not self._free.acquire(timeout=timeout_s):
             raise StoreUnavailable(
@@ -171,6 +175,6 @@ SELECT set_config('search_path', %s, false), set_config('statement_timeout', %s,
   set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false),
   set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
 """
-"""Every statement has an index: no plan may depend on statistics of tables that change quickly. A server that
-does not sync commits does so for this connection.
+"""Every statement has an index, so no plan may depend on the statistics of tables that change quickly. If the
+server does not sync commits, it still syncs the commits of this connection.
 """

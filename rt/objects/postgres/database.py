@@ -1,12 +1,13 @@
-"""The database of a store: one owner, one transaction at a time, and what happened to the last commit.
+"""The database of a store: one owner, one transaction at a time, and the outcome of the last commit.
 
 Invariants:
 - A transaction locks the row of `information` before it reads or writes anything else. So the transactions of
-  all programs run one after the other, and each sees what the one before has committed.
-- It changes nothing unless that row has this owner and its fencing token. Else `rt.Fenced`, from then on.
-- COMMIT is sent after the server has answered everything before. If the connection is lost before that, the
-  commit did not happen. If it is lost after that, the outcome is unknown until the row can be locked again:
-  then the old transaction has ended, and `number` says whether it was committed.
+  all programs run one after the other, and each sees the commit of the previous one.
+- A transaction changes nothing unless that row has this owner and its fencing token. If not, `rt.Fenced` is
+  raised, from then on.
+- COMMIT is sent after the server has answered all earlier statements. If the connection is lost before COMMIT
+  is sent, the commit did not happen. If it is lost after that, the outcome is unknown until the row can be
+  locked again: then the old transaction has ended, and `number` shows whether it was committed.
 - A program that is paused inside a transaction loses it: the server rolls it back after `idle_s`.
 """
 
@@ -34,7 +35,7 @@ from rt.objects.postgres.server_errors import RESTORE, translate
 from rt.objects.postgres.statements import BEGIN, COMMIT, PUT, PUT_PAGES, SET_PAGES_MAX, TRIM
 
 _SILENT: Final = "25P03"
-"""The server ended the transaction because no statement came, also no COMMIT."""
+"""The server ended the transaction because it received no statement in time, not even COMMIT."""
 
 logger = logging.getLogger("rt.objects")
 
@@ -65,7 +66,7 @@ class PostgresDatabase:
 
     @property
     def information(self) -> PostgresInformation:
-        """As the last transaction of this program found or left it."""
+        """The row as the last transaction of this program found or left it."""
         return self._information
 
     def require_usable(self) -> None:
@@ -103,7 +104,7 @@ class PostgresDatabase:
         return [] if rows[0][2] is None else [row[2:] for row in rows]
 
     def _read(self, statement: LiteralString, values: list[object]) -> list[Row]:
-        """A connection that was left from a server that has restarted is replaced, once."""
+        """Run a statement. A connection that broke because the server restarted is replaced once."""
         for fresh in (False, True):
             with self._connections.reader(fresh=fresh) as (connection, is_new):
                 try:
@@ -116,7 +117,7 @@ class PostgresDatabase:
     # Writing
 
     def begin(self) -> None:
-        """Begin a transaction. Waits for that of another owner."""
+        """Begin a transaction. Wait until the transaction of another owner has ended."""
         with self._using:
             self.require_usable()
             found = to_information(self._begin(), self.label)
@@ -194,7 +195,7 @@ class PostgresDatabase:
             self._drop()
 
     def _begin(self) -> list[Row]:
-        """As with `_read`, a connection that was left from before is replaced, once."""
+        """Begin a transaction. As in `_read`, an existing connection that is broken is replaced once."""
         while True:
             is_new = self._writing is None
             connection = self._writing = self._writing or self._connections.open()

@@ -1,10 +1,11 @@
 """Rows as they are in the table: names that fit into an index, and large values in pages. Pure.
 
 A name (a category or a key) is the UTF-8 of the text. A name of 1,000 bytes or more is stored completely in
-`long_category` or `long_key`, and its place in the index has 1,000 bytes: its first 968, and its SHA-256.
+`long_category` or `long_key`. In the index it is replaced by 1,000 bytes: its first 968 bytes, and its
+SHA-256.
 
-A value has one or more pages of up to 512 KiB, numbered from 0; `pages` says how many. The checksum of a page
-covers the category, the key, the page, and its number if there are several.
+A value has one or more pages of up to 512 KiB, numbered from 0; `pages` is their number. The checksum of a
+page covers the category, the key, the page, and the page's number if the value has several pages.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ NAME_BYTES: Final = 1000
 KEPT_BYTES: Final = NAME_BYTES - 32
 ROWS_AT_ONCE: Final = 4096
 BYTES_AT_ONCE: Final = 2**20
-"""A statement ends with the page that reaches it. The client counts as silent until all of it has arrived."""
+"""The page that reaches this size is the last page of a statement. The client counts as silent until the
+whole statement has arrived.
+"""
 
 _ROW_BYTES: Final = 100
-"""What a row costs in memory apart from key and value, about."""
+"""Approximate memory of a row, without key and value."""
 
 
 def place_of(name: bytes) -> bytes:
@@ -45,7 +48,7 @@ def page_checksum(seed: int, key: str, page: int, pages: int, data: bytes) -> in
 
 
 class RowBatch(Struct):
-    """Pages to write in one statement, column by column. No two have the same place."""
+    """Pages to write in one statement, column by column. No two have the same category, key and number."""
 
     categories: list[bytes] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -95,7 +98,7 @@ StoredPage = tuple[bytes, int, int, bytes, int, bytes | None, bytes | None]
 
 
 class PageReader:
-    """The pages of one category, in order, to rows. Raises `StateDamaged` for what fails a check."""
+    """Joins the pages of one category, in order, into rows. Raises `StateDamaged` if a check fails."""
 
     def __init__(self, label: str, category: str, seed: int) -> None:
         self._label: Final = label
@@ -130,7 +133,7 @@ class PageReader:
         return key, whole
 
     def end(self) -> None:
-        """No page follows."""
+        """Call when no page follows."""
         if self._key is not None:
             raise self._damaged("a page of a row is missing", self._key)
 

@@ -39,7 +39,7 @@ MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (
              VALUES (replace(gen_random_uuid()::text, '-', ''), 0, 0, '', 1)""",
     ),
 )
-"""What leads from version n to n + 1. Version 0 has no tables."""
+"""The statements that migrate from version n to n + 1. Version 0 has no tables."""
 
 
 class PostgresInformation(Struct, frozen=True):
@@ -72,7 +72,7 @@ def take_over(
 ) -> PostgresInformation:
     """Create or migrate the store, and make this program its owner, in one transaction.
 
-    Waits for the commit of the owner before. `fence` None: the next token. Raises `rt.Fenced`,
+    Wait for the commit of the previous owner. If `fence` is None, use the next token. Raises `rt.Fenced`,
     `rt.UnknownVersion`, `rt.FormatError`.
     """
     connection.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
@@ -105,10 +105,10 @@ def fenced(label: str, got: int, expected: int) -> Fenced:
 
 
 def stored_version(connection: ServerConnection, schema: str, label: str) -> int | None:
-    """The version in the schema; None if it has no tables. `rt.FormatError`, `rt.UnknownVersion`.
+    """The version in the schema; None if it has no tables. Raises `rt.FormatError`, `rt.UnknownVersion`.
 
-    `rt.StorageError` if a pooler has given the connection away since it was opened: statements would reach
-    the tables of another store.
+    `rt.StorageError` if a pooler has reassigned the connection since it was opened: statements would use the
+    tables of another store.
     """
     _, ((path,),) = connection.run("SELECT current_setting('search_path')")
     if path != f'"{schema}"':

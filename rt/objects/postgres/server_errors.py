@@ -1,4 +1,4 @@
-"""The errors of PostgreSQL as rt's. By the five characters of SQLSTATE, whose first two are the class."""
+"""PostgreSQL's errors as errors of rt, by the five characters of SQLSTATE. The first two are the class."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _REFUSED: Final = re.compile(
     r"password|(?<!canceling )authentication|pg_hba|does not exist|certificate|root\.crt"
     r"|role .* not permitted|does not support SSL|SSL error: (?!unexpected eof)"
 )
-"""In the reason of a failed connection, which has no SQLSTATE: trying again does not help."""
+"""Matches the reason of a failed connection, which has no SQLSTATE, if another attempt would not help."""
 _NAMES: Final = re.compile(r"""connection to server .*? failed: |"[^"]*"|host(?: name)?:? '[^']*'""")
-"""Names in that text, such as of the host. They are not the reason."""
+"""Names in that text, such as the name of the host. They are not part of the reason."""
 
 _UNAVAILABLE: Final = {
     "08P01": "Try again. A pooler such as PgBouncer must be in session mode.",
@@ -39,7 +39,7 @@ _CONFLICT: Final = "Another transaction came in between. Try again."
 
 
 def translate(error: psycopg.Error, address: ServerAddress, doing: str) -> RtError:
-    """What this error of a statement means. No commit happened."""
+    """Translate the error of a statement. No commit happened."""
     where, got, code = address.label, text_of(error, address), error.sqlstate or ""
     if code == "53100":
         hint = "Free space on the server. Committed data is safe."

@@ -1,4 +1,4 @@
-"""The SQL of readers and writers. A reader's statements also say whether the store still has its owner."""
+"""The SQL of readers and writers. A reader's statements also return whether the store has its owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SELECT i.owner = %s, i.fence, r.* FROM information AS i LEFT JOIN LATERAL
         FROM rows WHERE category = %s AND (key, page) > (%s, %s) ORDER BY key, page LIMIT %s) AS f
      WHERE total - octet_length(value) < %s) AS r ON true
   ORDER BY r.key, r.page"""
-"""The next pages of a category, up to a number of pages and bytes, and at least one."""
+"""The next pages of a category, up to a limit of pages and a limit of bytes, but at least one page."""
 
 CATEGORIES: Final[LiteralString] = """
 SELECT i.owner = %s, i.fence, r.* FROM information AS i LEFT JOIN LATERAL
@@ -74,10 +74,10 @@ DELETE FROM rows WHERE category >= %s AND category < %s AND (coalesce(long_categ
 BEGIN: Final[LiteralString] = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT store_id, number, fence, owner, pages_max FROM information FOR UPDATE"""
-"""READ COMMITTED: what follows the lock sees what the owner before has committed."""
+"""READ COMMITTED, so that statements after the lock see the commits of the previous owner."""
 
 SET_PAGES_MAX: Final[LiteralString] = "UPDATE information SET pages_max = %s"
 
 COMMIT: Final[LiteralString] = """
 UPDATE information SET number = number + 1; SET LOCAL statement_timeout = 0; COMMIT"""
-"""A timeout of the server would end its wait for a standby, and report the commit as made."""
+"""No timeout of the server: it would end the server's wait for a standby, and report the commit as made."""

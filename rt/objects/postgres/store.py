@@ -146,7 +146,7 @@ class PostgresReader:
         return (name for name in names if name.startswith(prefix))
 
     def rows(self, category: str) -> Iterator[tuple[str, bytes]]:
-        """Reads up to 8 MiB and some thousand rows at a time. A commit meanwhile may be seen in part."""
+        """Read up to 8 MiB and some thousand rows at a time. A commit in between may be visible in part."""
         place = place_of(category.encode())
         pages = PageReader(self._database.label, category, category_checksum(category))
         last, page = b"", -1
@@ -181,7 +181,7 @@ class PostgresWriter:
         self._rows: dict[tuple[str, int, str], bytes] = {}
         """The last rows that were put, by category, its checksum, and key."""
         self._waiting: list[RowBatch | _Statement] = []
-        """The changes before them."""
+        """The changes before `_rows`."""
         self._rows_bytes = self._waiting_bytes = 0
         self._has_begun = False
         """Whether the transaction is open on the server."""
@@ -235,7 +235,7 @@ class PostgresWriter:
         low = name[:KEPT_BYTES]
         self._add(
             statements.CLEAR_TREE, low, low + b"\xff", name, name + b"/", name + b"0"
-        )  # "0" follows "/"
+        )  # "0" is the character after "/"
 
     def commit(self) -> None:
         self._require_current()
@@ -261,7 +261,7 @@ class PostgresWriter:
         self._waiting.append((statement, values))
 
     def _pack(self) -> None:
-        """Turn the last rows into batches, and send what waits if that is much."""
+        """Turn the last rows into batches. Send the waiting changes if they reach `_HELD_BYTES_MAX`."""
         if self._rows:
             made = list(batches(self._rows.items()))
             self._rows.clear()
@@ -272,7 +272,7 @@ class PostgresWriter:
             self._send()
 
     def _send(self) -> None:
-        """Send what waits, in the transaction, which begins with the first call."""
+        """Send the waiting changes in the transaction. The first call begins the transaction."""
         if not self._has_begun:
             self._database.begin()
             self._has_begun = True

@@ -66,7 +66,7 @@ class Checkpointer:
                 uncertain = set(self.uncertain)
                 self.uncertain.clear()
         except BaseException:
-            writer.rollback()  # It is open if this was interrupted while it waited for the lock.
+            writer.rollback()  # It is still open if the wait for the lock was interrupted.
             raise
         try:
             writer.commit()
@@ -84,14 +84,14 @@ class Checkpointer:
                 for saved in edges_saved:
                     saved()
         except BaseException:
-            self._lock.is_interrupted = True  # The commit is made, and nothing here knows it.
+            self._lock.is_interrupted = True  # The commit is made, but it is not recorded here.
             raise
 
     @contextmanager
     def exclusive(self, require_usable: Callable[[], object]) -> Iterator[None]:
-        """Hold both locks, and acknowledge the sources afterwards. `require_usable` may refuse by raising.
+        """Hold both locks, and acknowledge the sources afterwards. `require_usable` may raise to refuse.
 
-        A source that raises then is only logged: what was done is durable.
+        If a source raises during the acknowledgement, the error is only logged: the changes are durable.
         """
         require_usable()
         with self.writing, self._lock.next():
@@ -126,17 +126,17 @@ class Checkpointer:
         appended(True)
 
     def mark_uncertain(self, query_ids: Iterable[str]) -> None:
-        """Until the next checkpoint the store may not know these queries. Call with both locks held.
+        """The store may not know these queries until the next checkpoint. Call with both locks held.
 
-        After a crash their output could have other ids. So outputs hold new values until then, also with
-        `release="now"`.
+        After a crash their output could have other ids. So outputs hold new values until that checkpoint,
+        also with `release="now"`.
         """
         self.uncertain.update(query_ids)
         for output in self._edges.outputs.values():
             output.hold()
 
     def _save(self, writer: StateWriter) -> Iterable[Callable[[], None]]:
-        """Returns functions that tell the edges what is durable, to be called after the commit."""
+        """Return functions that notify the edges of the durable state. Call them after the commit."""
         inputs, outputs = self._edges.inputs.items(), self._edges.outputs.items()
         try:
             self._lock.require_intact()

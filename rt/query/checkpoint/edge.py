@@ -1,15 +1,16 @@
 """The output edge: where the sequence ids of results start. `input_edge` is its counterpart.
 
 Invariants:
-- An output numbers its values, keeps them until they are acknowledged, and sends them to its consumers: at
-  once, or when a checkpoint holds them.
+- An output numbers its values, keeps them until they are acknowledged, and sends them to its consumers:
+  immediately, or when a checkpoint holds them.
 - Consumers are called without the engine's lock: they may be sources of another engine, or of this one. A
   consumer is called by one thread at a time.
 
-Output is exactly-once if a sink accepts each id once. With `release="commit"` this always holds. With "now",
-which does not wait for a checkpoint, it holds if the output depends only on the values of one source (with
-`time_of` and a `VirtualScheduler`) and the output knows what its consumer received before the restart
-(`OutputEdge.expect`). No query starts or stops until those values were produced again.
+Output is exactly-once if a sink accepts each id once. With `release="commit"` this always holds. With
+`release="now"`, which does not wait for a checkpoint, it holds under two conditions: the output depends only
+on the values of one source (with `time_of` and a `VirtualScheduler`), and the output knows which values its
+consumer received before the restart (`OutputEdge.expect`). No query starts or stops until those values were
+produced again.
 """
 
 from __future__ import annotations
@@ -82,25 +83,28 @@ class OutputEdge:
     def on_next(self, value: Any, /) -> None:
         """Number and keep the value.
 
-        Not accepted if this raises: `NotSerializable`, or an error of `encode`.
+        The value is not accepted if this raises `NotSerializable` or an error of `encode`.
         """
         self.buffer.append(value if self._encode is None else self._encode(value))
 
     def on_error(self, error: Exception, /) -> None:
-        """Sent to consumers after all values. After a recovery it is a `QueryFailed` with the same text."""
+        """Keep the error as the end. Consumers receive it after all values.
+
+        After a recovery it is a `QueryFailed` with the same text.
+        """
         self.ended_with = self.ended_with or ["error", error_text(error)]
 
     def on_completed(self) -> None:
-        """Sent to consumers after all values."""
+        """Keep the completion as the end. Consumers receive it after all values."""
         self.ended_with = self.ended_with or ["completed"]
 
     def reopen(self) -> None:
-        """More values will come: a consumer that heard the end may start again."""
+        """Remove the end: more values will come. A consumer that received the end may start again."""
         self.ended_with = None
         self._durable = self._durable[0], None
 
     def subscribe(self, observer: ReliableObserver[Any], /, name: str = "") -> ReliableSubscription:
-        """Subscribe a consumer. Its name is stored, and unacknowledged values are kept until it is disposed.
+        """Subscribe a consumer. Its name is stored, and its unacknowledged values are kept until disposal.
 
         Raises `QueryExists` if a consumer with this name is subscribed, `WrongState` after an unload.
         """
@@ -121,7 +125,7 @@ class OutputEdge:
         self._subscriptions.clear()
 
     def require_open(self) -> None:
-        """`WrongState` after an unload, when nothing would be sent."""
+        """`WrongState` after an unload, because nothing would be sent."""
         if self._is_closed:
             hint = "Subscribe to the output of the engine that runs now."
             raise WrongState("the engine of this output was unloaded, or the output dropped", hint=hint)
@@ -129,8 +133,9 @@ class OutputEdge:
     def deliver(self) -> bool:
         """Send the values that may be sent to all started consumers. Returns whether any was sent.
 
-        An error of a consumer is raised after all were served. Values that it refused are sent again. A
-        consumer to which another thread is sending is left to that thread. Call without the engine's lock.
+        An error of a consumer is raised after all consumers were served. Values that the consumer refused are
+        sent again. If another thread is sending to a consumer, this call skips that consumer. Call without
+        the engine's lock.
         """
         with self._lock.next():
             subscriptions = list(self._subscriptions.values())
@@ -160,7 +165,7 @@ class OutputEdge:
         self._held_end = None
 
     def hold(self) -> None:
-        """Send later values only when a checkpoint holds them, whatever `release` says."""
+        """Send later values only when a checkpoint holds them, even with `release="now"`."""
         if self._held_end is None and self.release == "now":
             self._held_end = self.buffer.end
 
@@ -171,9 +176,9 @@ class OutputEdge:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether values that a consumer received are still to be produced again.
+        """Whether some values that a consumer received before the restart are not yet produced again.
 
-        No query may start or stop then.
+        Until then no query may start or stop.
         """
         return self.buffer.end < self._seen_end
 
@@ -184,7 +189,10 @@ class OutputEdge:
 
 
 class _Place:
-    """The id that is sent next. A new `start` makes a new place, so that an older one is not continued."""
+    """The id that is sent next.
+
+    Each `start` makes a new `_Place`, so that sending does not continue at an older one.
+    """
 
     __slots__ = ("has_ended", "next")
 
@@ -224,7 +232,7 @@ class _Subscription:
                 self._edge.drop(self._name)
 
     def send(self) -> bool:
-        """Send what may be sent. Returns whether anything was sent."""
+        """Send the values and the end, if they may be sent. Returns whether anything was sent."""
         with self._lock.next():
             place = self._place
             if place is None or place.has_ended or self._is_sending or self.is_over:
@@ -258,7 +266,7 @@ class _Subscription:
 
 
 class QueryOutput:
-    """Receives what a query emits. `count`: how many values, in this run of the engine."""
+    """Receives the values and the end of a query. `count`: number of values in this run of the engine."""
 
     __slots__ = ("_on_end", "_sink", "count")
 

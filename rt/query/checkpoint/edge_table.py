@@ -2,9 +2,9 @@
 
 Invariants:
 - A value is accepted only if no output and no operator is full, and the queries' time has started.
-- A value of an output, which the engine reads itself, is also accepted while this output is full, or an
-  earlier one that the engine reads too. So of several such outputs the last full one is always read: they
-  never wait for each other.
+- If the engine reads its own output as a source, a value of this output is also accepted while this output is
+  full, or while an earlier output that the engine also reads is full. So if several such outputs are full,
+  the last one of them is always read: they never wait for each other.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from rt.query.core.runtime import QueryRuntime
 logger = logging.getLogger("rt.query")
 
 _TURNS_MAX: Final = 100
-"""How many turns `run_due` takes at most, so that it returns also if timers are always due."""
+"""Maximum number of turns of one `run_due`, so that it also returns if timers are always due."""
 
 
 class EdgeTable:
-    """The engine calls it with its lock held, except the methods that say so.
+    """The engine calls the methods with its lock held, unless the docstring of a method says otherwise.
 
-    `on_backlog` is called with the names of the full outputs, each time that these are looked at.
+    `on_backlog` is called with the names of the full outputs each time they are checked.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class EdgeTable:
         self.outputs: Final[dict[str, OutputEdge]] = {}
         self._on_backlog: Final = on_backlog
         self._was_full = False
-        """At the last look."""
+        """Whether an output was full at the last check."""
 
     @contextlib.contextmanager
     def add_source(self, name: str, source: ReliableObservable[Any], **options: Any) -> Iterator[InputEdge]:
-        """Add an edge, which the block subscribes. It is removed again if the block raises.
+        """Add an edge. The `with` block subscribes it. If the block raises, the edge is removed again.
 
         See `QueryEngine.add_source`. Call without the lock.
         """
@@ -154,7 +154,7 @@ class EdgeTable:
 
     @property
     def kept_values(self) -> dict[str, int]:
-        """By sink, also one that was not added in this run: the number of values that are kept."""
+        """By sink: the number of kept values. Sinks that were not added in this run are included."""
         stored = [each for each in self._catalog.sinks if each not in self.outputs]
         return {name: len(self._kept(name)) for name in [*self.outputs, *stored]}
 
@@ -182,8 +182,8 @@ class EdgeTable:
             raise WrongState("the sink keeps unacknowledged values", where=name, got=kept, hint=hint)
 
     def drop_sink(self, name: str) -> None:
-        """Delete a sink that no query uses, with what is kept for it."""
-        self._kept(name)  # so that it exists
+        """Delete a sink that no query uses, and the values kept for it."""
+        self._kept(name)  # makes the queue if it does not exist, so that it can be deleted
         self._runtime.space.delete(_object_id(name))
         self._catalog.drop_sink(name)
         output = self.outputs.pop(name, None)
@@ -196,11 +196,11 @@ class EdgeTable:
 
     @property
     def is_backlogged(self) -> bool:
-        """Any thread may ask."""
+        """Any thread may read it."""
         return bool(self._full_outputs()) or self._calls.is_full
 
     def _full_outputs(self) -> list[str]:
-        """Their names, which `on_backlog` gets too."""
+        """Return the names of the full outputs, and pass them to `on_backlog`."""
         full = [name for name, each in tuple(self.outputs.items()) if each.is_full]
         self._was_full = bool(full)
         self._on_backlog(full)
@@ -220,7 +220,7 @@ class EdgeTable:
         return sink in self.outputs and self.outputs[sink].release == "now"
 
     def require_caught_up(self, sinks: Iterable[str | None]) -> None:
-        """`WrongState` if a sink has not produced again what it sent before a crash."""
+        """`WrongState` if a sink has not yet produced again the values that it sent before a crash."""
         replaying = [name for name in sinks if name in self.outputs and self.outputs[name].is_replaying]
         if replaying:
             raise WrongState(
@@ -230,9 +230,9 @@ class EdgeTable:
             )
 
     def deliver(self) -> bool:
-        """Send what may be sent. Returns whether any was sent. Errors are raised after all were served.
+        """Send the values that may be sent. Returns whether any was sent.
 
-        Call without the lock.
+        Errors are raised after all outputs were served. Call without the lock.
         """
         with self._lock.next():
             outputs = list(self.outputs.values())
@@ -256,18 +256,18 @@ class EdgeTable:
         return made
 
     def acknowledge(self) -> None:
-        """Acknowledge what is durable to all sources. Errors are raised after all were served.
+        """Acknowledge the durable values to all sources.
 
-        Call without the lock.
+        Errors are raised after all sources were served. Call without the lock.
         """
         with self._lock:
             inputs = list(self.inputs.values())
         call_all(each.acknowledge for each in inputs)
 
     def run_due(self) -> bool:
-        """Process finished calls, and fire due timers unless something is full.
+        """Process finished calls of `map_async`, and fire due timers unless an output or operator is full.
 
-        Returns whether there were any. Call without the lock.
+        Returns whether there was such a call or timer. Call without the lock.
         """
         for turn in range(_TURNS_MAX):
             fired = self._run_turn()
@@ -291,12 +291,16 @@ class EdgeTable:
     def release(self) -> None:
         """Release the sources, after `close`. Call without any lock: a source may wait for its threads.
 
-        If something raises, the rest is done nevertheless. Call it again for what is left.
+        If a source raises, the others are released nevertheless. Call it again to release the remaining
+        sources.
         """
         call_all(each.release for each in list(self.inputs.values()))
 
     def close(self, others: Iterable[Callable[[], object]]) -> None:
-        """Call `others` and close all edges, with the lock. As `release`, if something raises."""
+        """Call `others` and close all edges, while the lock is held.
+
+        If a call raises, the rest is done nevertheless. Call it again for the remaining ones, as `release`.
+        """
         with self._lock.next():
             steps: list[Callable[[], object]] = [each.close for each in self.outputs.values()]
             steps.extend(each.stop for each in self.inputs.values())

@@ -46,7 +46,7 @@ class ErrorPolicy(Struct, frozen=True):
 
     @classmethod
     def of(cls, policy: OnError | ErrorPolicy) -> ErrorPolicy:
-        """The policy with this name; `rt.InvalidOption`."""
+        """The policy with this name. `rt.InvalidOption` if there is none."""
         if isinstance(policy, ErrorPolicy):
             return policy
         if policy == "retry":

@@ -24,7 +24,9 @@ OnGap = Callable[[SequenceGap], object]
 OnBadTime = Callable[[BadTime], object]
 
 _TURNS_MAX: Final = 100
-"""How often a value waits for timers that are due before it, until its source must send it again."""
+"""Maximum number of turns in which a value waits for timers that are due before it. After that its source
+must send it again.
+"""
 
 
 class InputEdge:
@@ -69,7 +71,7 @@ class InputEdge:
         self._to_acknowledge: tuple[int, bool] | None = None
         self._is_acknowledging = False
         self._late_id = NOTHING
-        """The last value that was refused because of timers: it is logged once."""
+        """The id of the last value that was refused because of timers. Such a value is logged only once."""
         self.skipped = 0
         """How many values had no time and were skipped, in this run."""
 
@@ -85,7 +87,7 @@ class InputEdge:
             self._is_started = True
             first = self.feed.watermark + 1
             if isinstance(self.source, EpochSource):
-                self.source.epoch = self._epoch  # A checkpoint reads it again.
+                self.source.epoch = self._epoch  # `save` reads it from the source again.
         subscription.start(first)
 
     def subscribe(self) -> None:
@@ -199,8 +201,8 @@ class InputEdge:
     def acknowledge(self) -> None:
         """Acknowledge the watermark of the last durable checkpoint.
 
-        If another thread does this now, it does it for this one too. If the source raises, the next
-        checkpoint acknowledges again.
+        If another thread is acknowledging now, that thread also acknowledges for this call. If the source
+        raises, the next checkpoint acknowledges again.
         """
         while (saved := self._next_acknowledgement()) is not None:
             subscription, watermark, has_ended = saved

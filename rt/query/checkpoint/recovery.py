@@ -40,7 +40,7 @@ OnSaveFailed = Callable[[str, Exception], Mitigation | None]
 
 
 def handler_of(on_save_failed: OnSaveFailed | None) -> Callable[[OperatorGroup, Exception], None]:
-    """What a checkpoint calls for an operator group that cannot be saved."""
+    """Return the function that a checkpoint calls for an operator group that cannot be saved."""
 
     def end_or_raise(group: OperatorGroup, error: Exception) -> None:
         answer = on_save_failed(group.root.id, error) if on_save_failed else None
@@ -82,7 +82,7 @@ class Recovery:
                 if query_id not in self._ignored:
                     self._load(query_id, each)
         self._runtime.sweep(self._ignored)
-        for group in reversed(self._runtime.stages.values()):  # what reads first, as inside a query
+        for group in reversed(self._runtime.stages.values()):  # the readers first, as inside a query
             self._start(group, None)
         for query_id, each in stored:
             if query_id in self._runtime.roots:
@@ -109,7 +109,7 @@ class Recovery:
                     self._ignored.add(key)
 
     def _apply(self, change: Change, last: LogEntry) -> None:
-        """Apply the net change of a key, whose row is that of the last entry."""
+        """Apply the net change of a key. `last`: the last entry of the key, which has the row."""
         key, row, is_definition = last.key, last.row, last.kind == DEFINITION
         is_known = key in (self._catalog.definitions if is_definition else self._catalog.queries)
         if is_known is (change is Change.CREATE):
@@ -202,10 +202,12 @@ class Recovery:
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """A load makes up to millions of objects that stay: Python's collector would visit them many times.
+    """Pause Python's garbage collector: a load makes up to millions of objects that stay in memory.
 
-    If it made many, they are afterwards as objects that it has visited. With few, to ask whether the program
-    has frozen objects of its own, which must stay frozen, would cost more.
+    Otherwise the collector would visit these objects many times. If the load made many objects, the collector
+    afterwards treats them as already visited. This is not done if the program has frozen objects of its own,
+    because they must stay frozen. It is also not done for few objects, because the check for frozen objects
+    would cost more.
     """
     was_enabled = gc.isenabled()
     gc.disable()

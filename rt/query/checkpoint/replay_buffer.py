@@ -1,4 +1,4 @@
-"""Values that a consumer may request again, with dense ids. The slowest acknowledgement prunes it.
+"""Values that a consumer may request again, with dense ids. The slowest consumer decides what is deleted.
 
     acknowledged by all        kept                     next
     0 … low - 1                low … end - 1            end …
@@ -7,8 +7,8 @@ Invariants:
 - The id of a value is its ordinal from 0. It is the same after a recovery, because `low` and the values are
   saved together.
 - `low` only grows.
-- A value is dropped when every consumer acknowledged it. A new consumer pins all kept values. Without
-  consumers nothing is dropped.
+- A value is dropped when every consumer acknowledged it. For a new consumer, all values that are kept at that
+  time stay. Without consumers nothing is dropped.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class ReplayBuffer(Generic[T]):
             self._prune()
 
     def acknowledge(self, consumer: str, sequence_id: int) -> None:
-        """Values up to this id, inclusive, are durable at the consumer. `NotInBuffer` at or beyond `end`."""
+        """Take note that values up to this id, inclusive, are durable at the consumer.
+
+        `NotInBuffer` if the id is `end` or greater.
+        """
         if sequence_id >= self.end:
             raise NotInBuffer(
                 "acknowledged an id that was never sent",
@@ -86,7 +89,7 @@ class ReplayBuffer(Generic[T]):
         return self._acknowledged[consumer] + 1
 
     def check_start(self, sequence_id: int) -> None:
-        """`NotInBuffer` unless values from this id on can be sent. It may be `end`."""
+        """`NotInBuffer` unless the values from this id on can be sent. The id may be `end`."""
         if not self._low <= sequence_id <= self.end:
             raise NotInBuffer(
                 "cannot start at this id",
@@ -96,7 +99,9 @@ class ReplayBuffer(Generic[T]):
             )
 
     def read(self, start: int, end: int) -> list[T]:
-        """The values with ids in [start, end), which must be kept. Cost: the values from `start` on."""
+        """The values with ids in [start, end), which must be kept. The cost is proportional to the number of
+        values from `start` on.
+        """
         assert self._low <= start <= end <= self.end, (start, end, self._low, self.end)
         found = list(islice(reversed(self._held), self.end - end, self.end - start))
         found.reverse()

@@ -32,7 +32,7 @@ class StageFeed(ValueFeed):
         return cast(Hashable, key_of(key))
 
     def send(self, value: Any, key: Hashable) -> None:
-        """Let the taps process the value that read its key, or all keys."""
+        """Let the taps that read this key, or all keys, process the value."""
         self._turns.collect(partial(self._route, value, key))
         self.sent += 1
 
@@ -42,7 +42,7 @@ class StageFeed(ValueFeed):
             del self._routes[tap.key]
 
     def _route(self, value: Any, key: Hashable) -> None:
-        # First, because it may raise: then nothing was sent.
+        # The lookup is first, because it may raise. Then nothing was sent.
         route = self._routes.get(key)
         if self._stage_steps:
             steps = self._steps_of_stages(key)

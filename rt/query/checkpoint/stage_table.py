@@ -4,8 +4,8 @@
 
     query/stage     <name>     {"end": …, "skipped": …, "counts": …}: see `catalog`
 
-A stage is made by the program, as a source is; its state and its end are stored. It is saved as the operator
-group `stage@<name>`, whose last operator is `StageOutput`.
+The program makes a stage, as it makes a source. The state and the end of the stage are stored. The stage is
+saved as the operator group `stage@<name>`, whose last operator is `StageOutput`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ StageSource = Observable[Any] | Callable[[], Observable[Any]]
 class StageOptions(TypedDict, total=False):
     """Options of `QueryEngine.add_stage`.
 
-    `key_of(value)`: a hashable key, found once for each value. `Source(name, key=…)` reads the values with
-    one key, and costs nothing for others. `on_error`: the error policy of the stage and of `key_of`. Default:
-    that of the engine. A value that the stage leaves out is a dead letter of `stage@<name>`.
+    `key_of(value)` returns a hashable key. It is called once for each value. `Source(name, key=…)` reads the
+    values with one key, and costs nothing for values with other keys. `on_error`: the error policy of the
+    stage and of `key_of`. Default: the policy of the engine. A value that the stage leaves out is a dead
+    letter of `stage@<name>`.
     """
 
     key_of: KeyOf | None
@@ -52,11 +53,11 @@ Handler = Callable[[str, ErrorPolicy | None], ErrorHandler]
 
 _ID: Final = "stage@"
 
-"""No name of a query has an @."""
+"""Prefix of the id of a stage. No name of a query has an @."""
 
 
 def stage_of(group_id: str) -> str | None:
-    """The name of a stage; None if it is not the id of one."""
+    """The name of the stage with this group id. None if it is not the id of a stage."""
     return group_id.removeprefix(_ID) if group_id.startswith(_ID) else None
 
 
@@ -104,7 +105,10 @@ class StageTable:
         self._stages[name] = made
 
     def loads(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
-        """Name, id, and a function that restores the stage, or raises. Also of stages that were not added."""
+        """Yield the name and the id of each stage, and a function that restores it, or raises.
+
+        Stored stages that were not added are included.
+        """
         for name in self._stages:
             yield name, _ID + name, partial(self._load, name)
         for name in set(self._catalog.stages) - set(self._stages):
@@ -116,7 +120,10 @@ class StageTable:
         return {name: self._ended(name) for name in self._stages}
 
     def restart(self, name: str) -> OperatorGroup:
-        """Make a stage that has ended again, without starting it. `NoSuchQuery`, `WrongState`."""
+        """Make an ended stage again, without starting it.
+
+        `NoSuchQuery`; `WrongState` if the stage has not ended.
+        """
         if name not in self._stages:
             raise NoSuchQuery("no stage has this name", got=repr(name), hint="See engine.stages.ends.")
         if self._ended(name) is None:
@@ -171,14 +178,14 @@ class StageTable:
 
 
 class _StageEnd:
-    """Stores the end of a stage, and ends what reads it."""
+    """Stores the end of a stage, and ends the queries and stages that read it."""
 
     def __init__(self, feed: StageFeed, catalog: QueryCatalog) -> None:
         self._feed: Final = feed
         self._catalog: Final = catalog
 
     def on_next(self, value: Any, /) -> None:
-        """Nothing: `StageOutput` sends the values."""
+        """Do nothing: `StageOutput` sends the values."""
 
     def on_error(self, error: Exception, /) -> None:
         logger.warning("stage_failed name=%s error=%r", self._feed.name, error_text(error))
@@ -220,11 +227,11 @@ class Stages:
             return self._table.ends
 
     def restart(self, name: str) -> None:
-        """Start a stage that has ended again, without state. Durable on return.
+        """Restart a stage that has ended, without state. Durable on return.
 
-        What read the stage ended with it: restart the stages that did, then start the queries again.
-        `NoSuchQuery`; `WrongState` if the stage runs. If the checkpoint fails, the stage is started in
-        memory, and the next checkpoint makes that durable.
+        The queries and stages that read the stage ended with it. Restart these stages, then start the queries
+        again. `NoSuchQuery`; `WrongState` if the stage runs. If the checkpoint fails, the stage is started in
+        memory, and the next checkpoint makes the start durable.
         """
         with self._exclusive():
             self._edges.require_caught_up(self._edges.outputs)

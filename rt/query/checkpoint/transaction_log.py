@@ -1,4 +1,4 @@
-"""What was created and deleted since the last checkpoint, so that it survives a crash.
+"""Creations and deletions since the last checkpoint, logged so that they survive a crash.
 
     query/log    <number, 12 digits>    {"kind": …, "key": …, "row": …}    row: null for a deletion
 
@@ -46,7 +46,7 @@ _COMBINED: Final[dict[tuple[Change | None, Change], Change | None]] = {
 
 
 class LogEntry(Struct, frozen=True):
-    """A creation, with its row, or a deletion (None). `kind`: DEFINITION or QUERY."""
+    """A creation or a deletion. `row`: None for a deletion. `kind`: DEFINITION or QUERY."""
 
     kind: str
     key: str

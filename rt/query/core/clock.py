@@ -1,12 +1,12 @@
 """Starts queries, and sets their time before each value.
 
-If the clock follows the values, it is the least watermark of the active sources with `time_of`. A watermark
-says: no value with an earlier time is expected from the source. A source that has ended or is idle does not
-hold the clock back. If there is no active source, the greatest watermark counts.
+If the clock follows the values, its time is the lowest watermark of the active sources with `time_of`. A
+watermark means that no value with an earlier time is expected from the source. A source that has ended or is
+idle does not hold the clock back. If there is no active source, the time is the highest watermark.
 
-There is no time before the first value of every active source. Queries started before it wait for it, because
-otherwise their timers would be due since 1970. Values wait too, so that the time starts at the same value
-whichever source is first.
+The time starts when every active source has its first value. Queries that are started earlier wait for the
+time, because otherwise their timers would be due since 1970. Values wait too, so that the time starts at the
+same value, no matter which source is first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 TIME_END_NS: Final = 1 << 63
-"""Times are from 0 to before this, in the year 2262: those of messages. The clock starts at 0, so that all
-windows of an earlier value would be closed. A later one is a time in another unit.
+"""All times are at least 0 and below this one, which is in the year 2262. The times of messages have the same
+range. The clock starts at 0, so all windows of a value with an earlier time would be closed. A later time is
+in another unit.
 """
 
 
@@ -67,12 +68,12 @@ class EventTime(Struct, frozen=True):
 class SourceTiming(TypedDict, total=False):
     """Options of a source with `time_of`.
 
-    The queries' clock starts with the first value. Timers due between two values fire in between. The
-    source's watermark is its highest time less `max_out_of_orderness_s`. The clock is the least watermark of
-    all such sources. It does not wait for a source that sent nothing for `idle_s` seconds: see
-    `EventTimes.check_idle`. A value more than `max_jump_s` after the highest time so far does not advance the
-    clock. It is sent to the sink `late` as a `LateValue`, and to no query. Without `late` it raises
-    `ClockJump` and is not accepted.
+    The queries' clock starts with the first value. Timers that are due between two values fire between them.
+    The source's watermark is its highest time minus `max_out_of_orderness_s`. The clock is the lowest
+    watermark of all such sources. It does not wait for a source that sent nothing for `idle_s` seconds: see
+    `EventTimes.check_idle`. A value whose time is more than `max_jump_s` after the highest time so far does
+    not advance the clock. It is sent to the sink `late` as a `LateValue`, and to no query. Without `late`,
+    `ClockJump` is raised and the value is not accepted.
     """
 
     max_out_of_orderness_s: Duration
@@ -149,7 +150,7 @@ class SourceTime:
 
 
 TURN: Final = 1000
-"""How many timers fire until other threads may use the engine: some milliseconds."""
+"""Number of timers that fire before other threads may use the engine. They take some milliseconds."""
 
 
 class QueryClock:
@@ -163,9 +164,9 @@ class QueryClock:
         self._waiting: dict[str, tuple[OperatorGroup, dict[str, int] | None]] = {}
         scheduler.restore(now_ns or 0)
         self._target_ns = scheduler.now_ns
-        """The time that the values so far allow. The clock may still be on its way."""
+        """The time that the values so far allow. The clock may not have reached it yet."""
         self._is_recovered = now_ns is not None
-        """Whether `_target_ns` must be found again: the saved clock may have been on its way."""
+        """Whether `_target_ns` must be computed again: the saved clock may not have reached its target."""
 
     @property
     def now_ns(self) -> int | None:
@@ -207,7 +208,7 @@ class QueryClock:
     def see(self, source: SourceTime, time_ns: int) -> int:
         """Take note of the time of a value that comes next. Returns the time to which to `advance` first.
 
-        May be called again for the same value, if the clock was interrupted on its way.
+        May be called again for the same value, if the clock was interrupted before it reached this time.
         `Backlogged` if the time cannot start because another source has no value yet.
         """
         high_ns = source.high_ns
@@ -237,13 +238,13 @@ class QueryClock:
     def advance(self, now_ns: int | None) -> bool:
         """Fire the timers due before a value. `now_ns`: the time; None if the value has none.
 
-        False: `TURN` timers fired, and more are due; call it again before the value is processed. In real
-        time a value does not wait for these.
+        Returns False if `TURN` timers fired and more are due: call it again before the value is processed. In
+        real time a value does not wait for these timers.
         """
         self._scheduler.event_ns = None
         if now_ns is None:
             assert not self._waiting
-            if not self._scheduler.run_due():  # as a rule
+            if not self._scheduler.run_due():  # the usual case: no timer is due
                 return True
             return self.run_turn() < TURN or not isinstance(self._scheduler, VirtualScheduler)
         assert isinstance(self._scheduler, VirtualScheduler)
@@ -259,7 +260,7 @@ class QueryClock:
         return TURN
 
     def process(self, source: SourceTime, time_ns: int) -> None:
-        """A value with this time is processed now, until the next event."""
+        """Take note that a value with this time is processed now, until the next event."""
         self._scheduler.event_ns = time_ns
         if time_ns < self._scheduler.now_ns:
             source.late += 1
@@ -271,7 +272,9 @@ class QueryClock:
             each.check_idle(now_s, is_waiting=is_refusing or is_refused)
 
     def catch_up(self) -> bool:
-        """Advance if a source that ended or became idle held the clock back. Returns what `advance` does."""
+        """Advance if a source that ended or became idle held the clock back. Returns the same as
+        `advance`.
+        """
         if not self._follows_values:
             return True
         now_ns = self._event_time()
@@ -309,7 +312,10 @@ class QueryClock:
             group.guard(partial(group.start, watermarks, is_new=True))
 
     def _event_time(self) -> int | None:
-        """None: the clock must stay, because an active source has no value yet, or there is no source."""
+        """The time to which the values allow the clock to advance.
+
+        None if the clock must stay, because an active source has no value yet, or there is no source.
+        """
         active = [each.watermark_ns for each in self._sources.values() if each.is_active]
         known = [each for each in active if each is not None]
         if active:

@@ -166,7 +166,9 @@ class EngineStopped(QueryError):
 
 
 class StopEngine(BaseException):
-    """Leaves the operators of all queries, and becomes `EngineStopped` where the engine is called."""
+    """Propagates out of the operators of all queries. At the call of the engine it becomes
+    `EngineStopped`.
+    """
 
     def __init__(self, error: Exception, *, where: str) -> None:
         super().__init__(str(error))
@@ -179,7 +181,10 @@ class QueryFailed(QueryError):
 
 
 def error_text(error: Exception) -> str:
-    """What is stored of an error. The same for the `QueryFailed` that replaces it after a recovery."""
+    """The text that is stored for an error.
+
+    It is the same for the `QueryFailed` that replaces the error after a recovery.
+    """
     return error.what if isinstance(error, QueryFailed) else f"{type(error).__name__}: {error}"
 
 
@@ -195,7 +200,9 @@ class TimersPending(Backlogged):
 
 
 def call_all(calls: Iterable[Callable[[], T]]) -> bool:
-    """Call all, also if some raise; then raise the first error. Returns whether a call returned true."""
+    """Make all calls, even if some raise; then raise the first error. Returns whether any call returned
+    true.
+    """
     errors: list[Exception] = []
     found = False
     for call in calls:

@@ -1,9 +1,9 @@
-"""Which keys of an operator have expired: those that no value touched for a time.
+"""Finds the expired keys of an operator. A key expires if no value touches it for the time to live.
 
-A key belongs to the period in which it was last touched, of which 16 make the time to live. All keys of a
-period expire together, when the time to live has passed since its end. So a key lives for `ttl` to `ttl` and
-one period after it was last touched. One timer serves all keys, and a key costs at most one row a period,
-however often it is touched.
+A key belongs to the period in which it was last touched. A period is 1/16 of the time to live. All keys of a
+period expire together, when the time to live has passed since the end of the period. So a key expires between
+`ttl` and `ttl` plus one period after it was last touched. One timer serves all keys. A key costs at most one
+row per period, no matter how often it is touched.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class KeyExpiry:
             self._remove(key, before[0])
 
     def expire(self) -> list[Any]:
-        """Forget and return the expired keys, in the order of the first touch in the last period."""
+        """Forget and return the expired keys.
+
+        Keys are ordered by the period in which they were last touched, then by their first touch in it.
+        """
         now_ns, expired = self._operator.now_ns, list[Any]()
         for period in sorted(self._by_period):
             if self._end_ns(period) > now_ns:

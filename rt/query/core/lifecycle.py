@@ -69,7 +69,8 @@ class EngineLifecycle:
     def operation(
         self, state: EngineState, allowed_from: EngineState, fails_to: EngineState
     ) -> Iterator[None]:
-        """Be in `state` inside the context; then running, or `fails_to` if it raised.
+        """Set the state to `state` inside the context; then to running, or to `fails_to` if the context
+        raised.
 
         Raises `WrongState` if the state before is not `allowed_from`.
         """
@@ -89,7 +90,7 @@ class EngineLifecycle:
                 self._changed.notify_all()
 
     def unload(self, release: Callable[[], object]) -> None:
-        """Wait for the running operation or unload, then release everything, unless that was done.
+        """Wait for a running operation or unload. Then release everything, unless it was released before.
 
         If `release` raises, the state is unloaded, and the next call tries again.
         """
@@ -162,7 +163,7 @@ class EventLock:
 
     @contextmanager
     def next(self) -> Iterator[None]:
-        """Hold the lock, before a thread that calls `give_way`."""
+        """Hold the lock. A thread that waits here gets it before a thread that calls `give_way`."""
         with ExitStack() as held:
             with nullcontext() if self.is_mine else self._gate:
                 held.enter_context(self)

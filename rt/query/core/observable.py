@@ -1,4 +1,4 @@
-"""Descriptions of queries, and observers: the protocol, and those that stand between two operators.
+"""Descriptions of queries, the protocol of observers, and the observers between two operators.
 
 An `Observable` is a description: nothing runs until an operator group builds it, any number of times. Values
 inside a query have no ids; input edges remove them, output edges assign new ones.
@@ -45,7 +45,7 @@ class Observable(ABC, Generic[T_co]):
 
 
 Transform: TypeAlias = Callable[[Observable[Any]], Observable[Any]]
-"""What `where(…)` and other operators return: adds an operator after an observable."""
+"""The result of `where(…)` and other operators: a function that adds an operator after an observable."""
 
 
 def pipe(source: Observable[Any], *transforms: Transform) -> Observable[Any]:
@@ -82,7 +82,7 @@ def applied(kind: Callable[..., Operator[Any, Any]], *arguments: Any) -> Transfo
 
 
 class Watched:
-    """Stands in for an observer, `out`."""
+    """Takes the place of an observer, `out`, and passes everything on to it."""
 
     def __init__(self, out: Observer[Any]) -> None:
         self.out: Final = out
@@ -98,7 +98,7 @@ class Watched:
 
 
 class Inlet:
-    """Receives one of several sources, or an inner subscription."""
+    """Receives the values and the end of one of several sources, or of an inner subscription."""
 
     __slots__ = ("_key", "operator")
 

@@ -8,12 +8,11 @@ Invariants of an operator:
 - It never changes a value that it received or emitted: values are shared, not copied.
 - It calls `changed()` for every change of its own state.
 - `load_state` restores what `save_state` returned.
-- Its `on_dispose` may run while other operators of the query have ended already. An error of it ends the
-  query.
+- Its `on_dispose` may run when other operators of the query have already ended. If it raises, the query ends.
 - It calls users' functions inside `try` and passes their exceptions to `reject`, before it changes its state.
-  If an operator itself raises for a value, that is handled as if a function of it had raised. An exception
+  If an operator itself raises for a value, this is handled as if a user's function had raised. An exception
   at its start or at the end of its source ends the query.
-- After `reject` it is as if the value had not come, or the operator has failed.
+- After `reject`, the operator either is in the state as if the value had not arrived, or has failed.
 
 Order of calls: `bind`, `add_input`, `on_open`, `load_state` if it was saved, `on_connect`, `on_start` if it
 was not saved, events, `dispose`. The base class saves, loads and disposes timers, inner subscriptions and
@@ -100,15 +99,15 @@ class Operator(Generic[A, B]):
         self.complete()
 
     def on_inner_next(self, key: str, value: Any, /) -> None:
-        """A value of the inner subscription, or of the source, called `key`."""
+        """A value of the inner subscription, or of the source, with the key `key`."""
         raise NotImplementedError
 
     def on_inner_error(self, key: str, error: Exception, /) -> None:  # noqa: ARG002
-        """It failed, and is closed. Default: fail."""
+        """The inner subscription or source `key` failed, and is closed. Default: fail."""
         self.fail(error)
 
     def on_inner_completed(self, key: str, /) -> None:
-        """It completed, and is closed."""
+        """The inner subscription or source `key` completed, and is closed."""
         raise NotImplementedError
 
     def on_timer(self, key: str, /) -> None:
@@ -135,7 +134,7 @@ class Operator(Generic[A, B]):
         return [getattr(self, name) for name in saved]
 
     def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        """Restore the state that `save_state` of `version`, at most VERSION, returned."""
+        """Restore the state that `save_state` returned in version `version`, which is at most VERSION."""
         saved = self.SAVED
         if isinstance(saved, str):
             setattr(self, saved, state)
@@ -178,7 +177,7 @@ class Operator(Generic[A, B]):
             self._group.mark()
 
     def emit(self, value: B) -> None:
-        """Send a value. Does nothing if this operator has ended, possibly by the value before."""
+        """Send a value. Does nothing if this operator has ended, possibly because of the previous value."""
         if not self.is_disposed:
             try:
                 self._out.on_next(value)
@@ -195,12 +194,12 @@ class Operator(Generic[A, B]):
         return bool(self._children or self._timers) or self.has_open_input()
 
     def handles_errors(self) -> bool:
-        """Whether an error of its source or inner subscription does not go on to its observer."""
+        """Whether an error of its source or inner subscription is not passed on to its observer."""
         return False
 
     @property
     def observer(self) -> Operator[Any, Any] | None:
-        """The operator that receives what this one emits; None: the query's output."""
+        """The operator that receives the values of this one. None: the query's output receives them."""
         return operator_of(self._out)
 
     def fail(self, error: Exception) -> None:
@@ -212,15 +211,15 @@ class Operator(Generic[A, B]):
             self._out.on_error(error)
 
     def complete(self) -> None:
-        """End. Emit pending values before: their state is deleted."""
+        """End. Emit pending values before this call, because their state is deleted."""
         if not self.is_disposed:
             self.dispose()
             self._out.on_completed()
 
     def dispose(self) -> None:
-        """End without emitting, with all inputs. Idempotent.
+        """End this operator and all its inputs, without emitting. Idempotent.
 
-        If an `on_dispose` raises, the rest ends nevertheless; then the error is raised, and ends the query.
+        If an `on_dispose` raises, the rest ends nevertheless. Then the error is raised, and ends the query.
         """
         if self.is_disposed:
             return
@@ -392,7 +391,7 @@ class Operator(Generic[A, B]):
 
 
 def operator_of(observer: Observer[Any] | None) -> Operator[Any, Any] | None:
-    """The operator that handles what is sent to `observer`; None if it is not one's."""
+    """The operator that handles the values sent to `observer`. None if `observer` belongs to no operator."""
     while isinstance(observer, Watched):
         observer = observer.out
     if isinstance(observer, Inlet):

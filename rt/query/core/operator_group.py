@@ -1,4 +1,4 @@
-"""A group of operators that is saved as one row: those of a query, or of an inner subscription.
+"""A group of operators that is saved as one row: the operators of a query, or of an inner subscription.
 
     {"seed": …, or "inner": address and "key": … of a window or group, "order": n,
      "feeds": of a query: [sources and stages that only its inner subscriptions have read],
@@ -30,13 +30,13 @@ logger = logging.getLogger("rt.query")
 
 
 class _QueryEnd:
-    """Sends the values of a query on, and its end once."""
+    """Passes on the values of a query, and passes on its end only once."""
 
     __slots__ = ("is_over", "on_next", "out")
 
     def __init__(self, out: Observer[Any]) -> None:
         self.out = out
-        self.on_next = out.on_next  # as a value: nothing is called in between
+        self.on_next = out.on_next  # an attribute, so that a value needs no additional call
         self.is_over = False
 
     def on_error(self, error: Exception, /) -> None:
@@ -62,10 +62,14 @@ class ErrorHandler(Protocol):
         """Seconds before each of these calls."""
 
     def call_again(self, error: Exception, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a function again that raised `error`. Raises the last error, without a call `error`."""
+        """Call a function again after it raised `error`.
+
+        Raises the error of the last call, or `error` if there was no call.
+        """
 
     def skips(self, error: Exception, operator: str, address: str, *, can_skip: bool) -> bool:
-        """Whether the current value is left out; then it was reported. False: the query ends with the error.
+        """Whether the current value is left out. If it is, it was reported. False: the query ends with the
+        error.
 
         Raises `StopEngine` if the engine must stop.
         """
@@ -117,12 +121,14 @@ class OperatorGroup:
         self.feeds: tuple[str, ...] = ()
         """Of a query or stage: the names of the sources and stages that it has read."""
         self.is_broken = False
-        """Of a query: an operator could not be disposed, so no value is left out any more."""
+        """Of a query: whether an operator could not be disposed. From then on no value is left out."""
         self.is_dirty = False
         self._operators: list[Operator[Any, Any]] = []
         self._end: _QueryEnd | None = None
         self._inner_feeds: tuple[str, ...] = ()
-        """Those of `feeds` that its row must hold: a recovery does not make ended inner subscriptions."""
+        """The part of `feeds` that its row must hold, because a recovery does not make ended inner
+        subscriptions again.
+        """
         self._row: dict[str, Any] | None = None
         self._is_loaded = False
         self._watermarks: dict[str, int] | None = None
@@ -207,7 +213,9 @@ class OperatorGroup:
         return watermarks.get(source, self.runtime.feed(source).watermark)
 
     def dispose(self) -> None:
-        """End all operators, then raise the first error of one. The row stays and records that."""
+        """End all operators, then raise the first error, if any. The row stays and records that they
+        ended.
+        """
         call_all(operator.dispose for operator in self._operators)
 
     def delete(self) -> None:
@@ -223,7 +231,7 @@ class OperatorGroup:
 
     @property
     def output(self) -> Observer[Any]:
-        """What receives the values of a query."""
+        """The observer that receives the values of a query."""
         assert self._end is not None, "the group is not a query's"
         return self._end.out
 
@@ -231,7 +239,7 @@ class OperatorGroup:
     def side_outputs(self) -> set[str]:
         """The outputs of the engine to which its operators send values besides their results.
 
-        Also those of its inner subscriptions.
+        The outputs of its inner subscriptions are included.
         """
         names = (getattr(each, "side_output", None) for each in self._operators if not each.is_disposed)
         found = {name for name in names if name is not None}
@@ -249,20 +257,20 @@ class OperatorGroup:
             self.end(error)
 
     def crash(self, error: Exception, observer: Observer[Any]) -> None:
-        """An exception left `observer` while it processed a value or a timer: handle it as a function's."""
+        """Handle an exception of `observer` for a value or a timer like an exception of a user's function."""
         operator = operator_of(observer)
         if operator is None:
             if not self.skips(error, None):
                 self.end(error)
         elif operator.is_disposed:
-            self.end(error)  # It had ended, so its own end cannot report the error.
+            self.end(error)  # It has ended, so it cannot report the error itself.
         else:
             operator.reject(error)
 
     def skips(self, error: Exception, operator: Operator[Any, Any] | None) -> bool:
-        """Whether the error policy leaves out the current value. None: the output cannot hold it.
+        """Whether the error policy leaves out the current value. `operator` None: the output cannot hold it.
 
-        If an operator after this one handles errors, the error goes there in any policy.
+        If an operator after this one handles errors, the error goes to that operator under any policy.
         """
         errors = self.root.errors
         if errors is None or self.root.is_broken:
@@ -320,5 +328,5 @@ class OperatorGroup:
             inner = self.runtime.subjects.get(row["inner"])
             if inner is None and "key" not in row:
                 raise StateDamaged("the subscribed window or group does not exist", where=self.id)
-            # It may have ended while what was made of it continues, for example a delay.
+            # The window or group may have ended while operators on its values continue, for example a delay.
             self.seed = inner or Subject.ended(self.runtime, row["inner"], row["key"])

@@ -41,8 +41,8 @@ class ReliableObserver(Protocol[T_contra]):
 class ReliableSubscription(Protocol):
     """A consumer's subscription to a source.
 
-    Any thread may call it, also while another one sends. The consumer calls it without a lock that it needs
-    in `on_next`. If a method raises, it may be called again.
+    Any thread may call it, also while another thread sends. When the consumer calls it, the consumer must not
+    hold a lock that its `on_next` needs. If a method raises, it may be called again.
     """
 
     def start(self, sequence_id: int, /) -> None:
@@ -68,8 +68,8 @@ class EpochSource(Protocol):
     epoch: int | None
     """Identifies the values so far; None if nothing was sent. Any thread may read it. Must not raise.
 
-    The engine stores it with the watermark, and sets it to that before `start`. The source must raise instead
-    of sending a value if one up to the watermark has been replaced since.
+    The engine stores the epoch with the watermark, and sets the stored epoch before `start`. If a value up to
+    the watermark was replaced since then, the source must raise instead of sending a value.
     """
 
 

@@ -15,7 +15,10 @@ _SHORT: Final = 2**63
 
 
 def plain(value: Any) -> Any:
-    """A user's or operator's value as values that JSON can express; `NotSerializable` if it cannot."""
+    """Convert a value of a user or operator to values that JSON can express.
+
+    `NotSerializable` if that is not possible.
+    """
     kind = type(value)
     if kind in _PLAIN or (kind is int and -_SHORT < value < _SHORT):
         return value

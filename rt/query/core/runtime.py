@@ -67,18 +67,19 @@ class QueryRuntime:
         self.roots: Final[dict[str, OperatorGroup]] = {}
         """The queries, by id."""
         self.stages: Final[dict[str, OperatorGroup]] = {}
-        """By id, which is never that of a query, in the order in which they were added."""
+        """The stages, by id, in the order in which they were added. No query has the id of a stage."""
         self.turns: Final = Turns(scheduler)
         self.outputs: Final[dict[str, Observer[Any]]] = {}
-        """By name: where operators send values besides their results, such as late ones."""
+        """By name: the outputs to which operators send values besides their results, such as late values."""
         self.late: Final[Counter[str]] = Counter()
         """By query: the number of values that its operators left out because they were late."""
         self.uncertain: Final[set[str]] = set()
-        """Queries about which no log entry is correct until the next checkpoint.
+        """Queries for which no log entry would be correct until the next checkpoint.
 
-        Their starting or ending checkpoint failed, so the store may know them or not. Or they left out a
-        value: its dead letter, or what a late output got of it, is not stored yet. During a commit these are
-        the queries that became so since its changes were collected.
+        Either the checkpoint that starts or ends the query failed, so it is unknown whether the store has the
+        query. Or the query left out a value, and its dead letter, or the value sent to a late output for it,
+        is not stored yet. During a commit, the set holds the queries that became uncertain since the changes
+        of the commit were collected.
         """
         self._feeds: dict[str, ValueFeed] = {}
         self._dirty: dict[str, OperatorGroup] = {}
@@ -139,7 +140,7 @@ class QueryRuntime:
     def processing(self) -> tuple[str | None, int | None, Any]:
         """The source, id and value that the queries process now.
 
-        None three times if it is a timer. A finished call of `map_async` has only its value.
+        All three are None for a timer. For a finished call of `map_async` there is only the value.
         """
         for feed in self._feeds.values():
             if feed.processing is not None:
@@ -270,7 +271,10 @@ class QueryRuntime:
                 self.space.delete(object_id)
 
     def sweep(self, ignored: Collection[str] = ()) -> None:
-        """Delete rows and objects without an owner, except those of `ignored`. Call when all is loaded."""
+        """Delete rows and objects without an owner, except those of the queries in `ignored`.
+
+        Call it when everything is loaded.
+        """
         rows, live = self._stored_rows, self._running_groups()
         self._kept = {each: rows[each] for each in rows if _query_of(each) in ignored}
         self._deleted |= {each: None for each in rows if each not in live and each not in self._kept}

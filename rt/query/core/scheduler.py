@@ -3,8 +3,9 @@
 Invariants:
 - Timers fire only in `run_due` and `advance_to`, on the calling thread.
 - Timers fire in the order of their times, and at equal times in the order in which they were set. This order
-  is saved. A query that starts sets its timers after all others of that time, also if a recovery starts it
-  before the clock is there again. A timer in the past fires at the next call.
+  is saved. The first timers of a query come after all other timers set at the time of its start. This is also
+  true if a recovery starts the query before the clock has reached that time again. A timer in the past fires
+  at the next call.
 - The clock never goes back.
 """
 
@@ -42,21 +43,23 @@ def next_tick_ns(due_ns: int, every_ns: int, now_ns: int) -> int:
 
 
 _AHEAD_S: Final = 1.0
-"""Logged, if the time is so far ahead of the system's clock."""
+"""If the time is ahead of the system's clock by at least this many seconds, this is logged."""
 _CANCELLED_MAX: Final = 64
 _FEW: Final = 16
-"""A heap that grows by less than this part takes the new timers one by one."""
+"""New timers are pushed to the heap one by one if they are at most 1/`_FEW` of its timers."""
 
 TICKS_MAX: Final = 100
 """Default number of ticks of one operator in one jump of a virtual clock."""
 
 
 _AT_START: Final = 1 << 62
-"""Added to the order of timers that a query sets when it starts: it starts after the events of that time."""
+"""Added to the order of timers that a query sets when it starts, because a query starts after the events of
+that time.
+"""
 
 
 class Timer:
-    """An action at a time. `order` is its place among timers with equal times: `set_ns`, then a number."""
+    """An action at a time. `order` is its position among timers with equal times: `set_ns`, then a number."""
 
     __slots__ = ("_action", "_on_cancel", "due_ns", "order")
 
@@ -90,7 +93,9 @@ class Timer:
             action()
 
     def __lt__(self, other: Timer) -> bool:
-        """Called by the heap if time and order are equal, which only timers of two histories can be."""
+        """Called by the heap if time and order are equal. This is possible only for timers of two
+        histories.
+        """
         return False
 
 
@@ -104,9 +109,9 @@ class Scheduler:
     def __init__(self, now_ns: int = 0) -> None:
         self._now_ns = now_ns
         self.event_ns: int | None = None
-        """The time of the value that is being processed. None: it is that of the clock."""
+        """The time of the value that is being processed. None: the time of the clock is used."""
         self.is_starting = False
-        """Whether a query starts, and sets its first timers."""
+        """Whether a query is starting, and sets its first timers."""
         self._heap: list[tuple[int, int, int, Timer]] = []
         self._next_number = 0
         self._cancelled = 0
@@ -122,7 +127,9 @@ class Scheduler:
         return now_ns if self.event_ns is None else self.event_ns
 
     def skip_ns(self, due_ns: int, every_ns: int) -> int:  # noqa: ARG002
-        """When a periodic operator that has nothing to do must fire, instead of at its tick `due_ns`."""
+        """The time at which a periodic operator that has nothing to do must fire, instead of at its tick
+        `due_ns`.
+        """
         return due_ns
 
     @property
@@ -154,7 +161,7 @@ class Scheduler:
         if len(made) > len(self._heap) // _FEW:
             self._heap.extend(entries)
             heapq.heapify(self._heap)
-        else:  # as a rule, if many queries have a few timers each
+        else:  # the usual case if many queries have a few timers each
             for entry in entries:
                 heapq.heappush(self._heap, entry)
         return made
@@ -193,7 +200,7 @@ class VirtualScheduler(Scheduler):
         self._target_ns = now_ns
 
     def expect(self, now_ns: int) -> None:
-        """Say to which time the clock advances next. `advance_to` does so too."""
+        """Set the time to which the clock advances next. `advance_to` also sets it."""
         self._target_ns = now_ns
 
     def skip_ns(self, due_ns: int, every_ns: int) -> int:
@@ -201,9 +208,11 @@ class VirtualScheduler(Scheduler):
         return due_ns + every_ns * max(0, ticks - self._ticks_max)
 
     def advance_to(self, now_ns: int, timers_max: int | None = None) -> bool:
-        """Set the clock, and fire each timer due before at its own time. The clock never goes back.
+        """Set the clock, and fire each timer that is due until then at its own time. The clock never goes
+        back.
 
-        False: `timers_max` timers fired, and the clock is at the last one. Call it again for the rest.
+        Returns False if `timers_max` timers fired and more are due. Then the clock is at the time of the last
+        one. Call it again for the rest.
         """
         left = timers_max
         while self._heap and (due_ns := self.next_due_ns) is not None and due_ns <= now_ns:
@@ -212,7 +221,7 @@ class VirtualScheduler(Scheduler):
                     return False
                 left -= 1
             if due_ns > self._now_ns:
-                # Not before: `run_due` might have fired the timers of the present time already.
+                # Not earlier, because `run_due` might already have fired the timers of the present time.
                 self.expect(now_ns)
                 self._now_ns = due_ns
             self.run_due()
@@ -237,7 +246,7 @@ class RealScheduler(Scheduler):
         self._clock_ns: Final = clock_ns
         self._monotonic_ns: Final = monotonic_ns
         self._offset_ns: int | None = None
-        """From the monotonic clock to the time, while the system's clock is behind."""
+        """The difference between the time and the monotonic clock, while the system's clock is behind."""
 
     @property
     def now_ns(self) -> int:
@@ -262,7 +271,10 @@ class RealScheduler(Scheduler):
         return super().run_due()
 
     def _warn(self, system_ns: int) -> None:
-        """Log once that the time begins to be ahead: not by less, as clocks are often set back by little."""
+        """Log once that the time is now ahead by at least `_AHEAD_S`.
+
+        Less is not logged, because clocks are often set back by a small amount.
+        """
         ahead_s = (self._now_ns - system_ns) / NS_PER_S
         if ahead_s >= _AHEAD_S:
             logger.warning("clock_ahead seconds=%.1f", ahead_s)

@@ -24,10 +24,10 @@ V = TypeVar("V")
 
 
 class ScopedObjects:
-    """Collections by names of the operator: an existing one, or a new one.
+    """The collections of the operator, by name. A collection that does not exist is made.
 
-    Checkpoints save them at the cost of what changed. They are deleted with the operator. A loaded operator
-    must get all its collections in `on_open` and `load_state`, so that they are known here.
+    The cost to save them in a checkpoint depends only on the changes. They are deleted with the operator. A
+    loaded operator must get all its collections in `on_open` and `load_state`, so that they are known here.
     """
 
     __slots__ = ("_held", "_scope", "_space")

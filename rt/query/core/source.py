@@ -1,8 +1,9 @@
 """How values enter a query: from a feed of its engine, or from a window or group of an operator.
 
-A value of a source goes to the stages first, in the order in which they were added, which compute their
-values. Then each query, in the order of starts, receives everything that it reads: from the source and from
-its stages. So a query that reads a stage behaves as one that has the operators of the stage itself.
+A value of a source goes to the stages first, in the order in which they were added, and the stages compute
+their values. Then each query receives everything that it reads, from the source and from its stages. The
+queries follow in the order in which they were started. So a query that reads a stage behaves like a query
+that has the operators of the stage itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Keys(Enum):
-    """Of an enumeration, because a copy of it is it."""
+    """An enumeration, because a copy of its member is the same object."""
 
     EVERY = "every key"
 
@@ -45,7 +46,7 @@ class SubjectTap(Operator[Any, Any]):
         self._is_loaded = False
 
     def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        """Saved state means: it was attached."""
+        """If there is saved state, the tap was attached."""
         self._is_loaded = True
 
     def on_connect(self) -> None:
@@ -69,7 +70,7 @@ class Source(Observable[Any]):
     """
 
     def __init__(self, name: str, *, key: Hashable = EVERY_KEY) -> None:
-        hash(key)  # TypeError here, not in the engine
+        hash(key)  # raises TypeError here, not later in the engine
         self.name: Final = name
         self.key: Final = key
 
@@ -110,8 +111,8 @@ class ValueTest:
 class SourceTap(Operator[Any, Any]):
     """A subscription to a feed: receives the values after the watermark `after`.
 
-    `order` is its place among the taps of the engine; None until it is attached. `rank`: of the stage that
-    has the tap; None: it is a query's.
+    `order`: its position among the taps of the engine; None until it is attached. `rank`: the rank of the
+    stage that has the tap; None if a query has it.
     """
 
     __slots__ = ("_is_attached", "_name", "after", "key", "order", "place", "rank")
@@ -131,8 +132,8 @@ class SourceTap(Operator[Any, Any]):
     def on_connect(self) -> None:
         """Attach. If the feed has ended, end at the next timer.
 
-        A recovered tap too: the feed may have ended without it, while its query did not run, or in the
-        recovery.
+        This includes a recovered tap: the feed may have ended while the query of the tap did not run, or
+        during the recovery.
         """
         feed = self._group.runtime.feed(self._name)
         self._is_attached = True
@@ -163,14 +164,17 @@ class SourceTap(Operator[Any, Any]):
             self._group.runtime.feed(self._name).detach(self)
 
     def load_state(self, state: Any, version: int, /) -> None:
-        """The program may have changed: ids of a source that the query read before mean nothing here."""
+        """Restore the state, but with `after` at most at the watermark of the feed.
+
+        The program may have changed: ids of a source that the query read before have no meaning here.
+        """
         super().load_state(state, version)
         feed = self._group.runtime.feed(self._name)
         self.after = min(self.after, feed.watermark)
         feed.reserve(self.order)
 
     def step(self) -> Step:
-        """What the feed does with a value for this tap."""
+        """The functions that the feed calls with a value for this tap."""
         first = self._out
         split = first.test_and_send() if isinstance(first, ValueTest) else None
         return (first.on_next, _ignore, self) if split is None else (*split, self)
@@ -189,8 +193,8 @@ class SourceTap(Operator[Any, Any]):
 Step: TypeAlias = tuple[Callable[[Any], object], Callable[[Any], object], SourceTap]
 """`test`, `send` and the tap: `if test(value): send(value)`.
 
-If the first operator only tests values, the feed calls its test itself, because this is the cost of a value
-that most queries do not want. Otherwise `test` processes the value, and `send` does nothing.
+If the first operator only tests values, the feed calls its test itself. If most queries do not want a value,
+these tests are the cost of the value. Otherwise `test` processes the value, and `send` does nothing.
 """
 
 
@@ -223,7 +227,7 @@ class TapList:
         self.count += 1
 
     def detach(self, tap: SourceTap) -> None:
-        """A list that is being read forgets the tap too."""
+        """Detach a tap. A list of steps that is being read does not call it any more either."""
         self._added.pop(tap, None)
         self.count -= 1
         if tap.place is not None:
@@ -231,7 +235,7 @@ class TapList:
             self._detached += 1
 
     def steps(self) -> list[Step]:
-        """Call before a value is sent, not meanwhile."""
+        """The steps of the attached taps. Call this before a value is sent, not while it is sent."""
         if self._added or self._detached > len(self._steps) // 2:
             self._update()
         return self._steps
@@ -267,11 +271,11 @@ class ValueFeed:
         """The id of the last value that every query processed."""
         self.end: Exception | Literal["completed"] | None = None
         self.missing = 0
-        """Number of ids up to the watermark that no value had."""
+        """Number of ids up to the watermark that have no value."""
         self.processing: int | None = None
         """The id of the value that the queries process now."""
         self.value: Any = None
-        """That value, or the last one."""
+        """The value that the queries process now, or the last value."""
         self._turns: Final = turns or Turns(Scheduler())
         self._taps: Final = TapList()
         self._stage_steps: Final[dict[Hashable, dict[SourceTap, Step]]] = {}
@@ -287,7 +291,7 @@ class ValueFeed:
         return self.end is not None
 
     def attach(self, tap: SourceTap) -> None:
-        """Send values to the tap: after all others, or at its saved place."""
+        """Send values to the tap: after all other taps, or at its saved position."""
         if tap.order is None:
             tap.order = self._turns.next_order()
         if tap.rank is None:
@@ -296,7 +300,7 @@ class ValueFeed:
             self._stage_steps.setdefault(tap.key, {})[tap] = tap.step()
 
     def normal_key(self, key: Hashable) -> Hashable:
-        """The key of a tap, as values have it."""
+        """Convert the key of a tap to the form that the keys of values have."""
         return key
 
     @property
@@ -304,11 +308,11 @@ class ValueFeed:
         return bool(self._stage_steps) or any(each.count for each in self._tap_lists())
 
     def reserve(self, order: int | None) -> None:
-        """Place new taps after this saved place."""
+        """Place new taps after this saved position."""
         self._turns.reserve(order)
 
     def detach(self, tap: SourceTap) -> None:
-        """Must be attached."""
+        """Detach a tap, which must be attached."""
         if tap.rank is None:
             self._taps_of(tap.key).detach(tap)
         else:
@@ -348,7 +352,7 @@ class ValueFeed:
         steps = self._taps.steps()
         if sequence_id > self._taps.after:
             return steps
-        # Lazily: a step may be replaced by what a step before it does.
+        # Lazily, because a step may replace a later step.
         return (step for step in steps if sequence_id > step[2].after)
 
     def _finish(self, end: Exception | Literal["completed"]) -> None:

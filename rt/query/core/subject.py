@@ -64,9 +64,10 @@ class Subject(Observable[Any]):
             self._is_open = False
 
     def attach(self, tap: Operator[Any, Any], *, is_loaded: bool) -> None:
-        """`LateSubscription` unless it is being handed out, or the tap was attached when it was saved.
+        """Attach a tap.
 
-        `StateDamaged` if it was attached, and the window or group has ended without it.
+        `LateSubscription` unless the window or group is being handed out, or the tap was attached when it was
+        saved. `StateDamaged` if the tap was attached, but the window or group has ended without it.
         """
         if is_loaded and self._runtime.subjects.get(self.address) is not self:
             raise StateDamaged("the subscribed window or group does not exist", where=self.address)

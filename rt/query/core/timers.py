@@ -1,9 +1,9 @@
 """The timers of one operator, and where they are saved.
 
-The first few are in the operator's part of its group's row: most operators have no more, and they cost no row
-of their own. Every further timer is an entry of a dictionary in the object space, which is one row. So a
-checkpoint costs what changed, with any number of timers. A timer stays where it was first set until it fires
-or is cancelled.
+The first few timers are in the operator's part of its group's row. Most operators have no more timers, and
+these need no rows of their own. Every further timer is an entry of a dictionary in the object space. Each
+entry is one row. So the cost of a checkpoint depends on the changes, not on the number of timers. A timer
+stays where it was first stored until it fires or is cancelled.
 
 The order of timers with equal times is saved with each of them.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rt.query.core.scheduler import Timer
 
 IN_ROW_MAX: Final = 8
-"""Number of timers in the group's row. A few, because each change writes all of them."""
+"""Maximum number of timers in the group's row. It is small, because each change writes all of them."""
 
 OBJECT: Final = "@timers"
 """Name of the dictionary: by key, the time, when it was set, and a number (see `Timer.order`)."""
@@ -87,7 +87,7 @@ class OperatorTimers:
             self._forget(key)
 
     def release(self) -> None:
-        """Cancel all timers. What is stored stays."""
+        """Cancel all timers. The stored timers stay."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers = {}

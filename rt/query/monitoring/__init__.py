@@ -1,1 +1,1 @@
-"""What an engine tells about its queries: dead letters, status, metrics, and where these are served."""
+"""Reports of an engine about its queries: dead letters, status, metrics, and the server for them."""

@@ -1,4 +1,4 @@
-"""Logs when full outputs stop the sources of an engine, and when these continue."""
+"""Logs when full outputs stop the sources of an engine, and when the sources continue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOG_EVERY_S: Final = 60.0
 
 
 class BacklogLog:
-    """Learns the names of the full outputs each time that somebody looks at them. Thread-safe.
+    """Receives the names of the full outputs each time they are checked. Thread-safe.
 
-    A stop is logged at most once a minute, and its end if the stop was logged. `stops` counts all stops.
-    A full `map_async` stops the sources too, but does not count here.
+    A stop is logged at most once a minute. The end of a stop is logged if the stop was logged. `stops` counts
+    all stops. A full `map_async` stops the sources too, but does not count here.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +39,7 @@ class BacklogLog:
 
     def update(self, full: Collection[str]) -> None:
         if not full and self._since is None:
-            return  # Nearly always. If another thread begins a stop just now, the next look ends it.
+            return  # Usually. If another thread starts a stop now, the next check ends it.
         with self._lock:
             if full and self._since is None:
                 self._since = self._clock()

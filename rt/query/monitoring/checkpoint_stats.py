@@ -1,4 +1,4 @@
-"""How large checkpoints are and how long they take, as their rows pass by."""
+"""Measures the size and the duration of checkpoints, while their rows are written."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rt.query.core.runtime import GROUPS, OBJECTS
 
 
 class CheckpointStats(Struct):
-    """Since the engine was made; `bytes` to `kind` are of the last checkpoint.
+    """Statistics since the engine was made. The fields `bytes` to `kind` are of the last checkpoint.
 
-    `bytes` are those of the values of rows, without keys. `query_bytes`: by query, of the last checkpoint
-    that wrote rows of it; a full one writes its whole state.
+    `bytes`: the size of the values of rows, without keys. `query_bytes`: by query, the size in the last
+    checkpoint that wrote rows of the query. A full checkpoint writes the whole state of the query.
     """
 
     count: int = 0
@@ -32,7 +32,7 @@ class CheckpointStats(Struct):
     bytes: int = 0
     rows: int = 0
     seconds: float = 0.0
-    """From the begin to the end of the commit."""
+    """From `begin` to the end of the commit."""
     ended_ns: int | None = None
     """In ns since the Unix epoch."""
     kind: str = ""
@@ -69,7 +69,7 @@ class MeasuredStore:
         try:
             return _MeasuredWriter(writer, self._finish, self._clock())
         except BaseException:
-            writer.rollback()  # An interrupt: the caller cannot.
+            writer.rollback()  # After an interrupt the caller has no writer to roll back.
             raise
 
     def close(self) -> None:

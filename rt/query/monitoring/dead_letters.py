@@ -2,9 +2,9 @@
 
 Invariants:
 - A letter is part of the state: a checkpoint holds it together with the position of its source. So after a
-  crash each value has one letter of each query that left it out, like any output.
-- The last `KEPT` letters stay in the store. All letters are values of the output, if the engine has one for
-  them.
+  crash each value still has one letter for each query that left it out, as with any output.
+- The last `KEPT` letters stay in the store. If the engine has an output for dead letters, all letters are
+  values of this output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rt.query.core.runtime import QueryRuntime
 
 KEPT: Final = 100
 TEXT_MAX: Final = 1000
-"""Characters of an error, and of a value."""
+"""Maximum number of characters of an error, and of a value."""
 _QUEUE: Final = "@dead-letters"
 
 
@@ -33,22 +33,22 @@ class DeadLetter(Struct, frozen=True):
     operator: str
     """The `NAME` of the operator; "output" if the output refused a result."""
     address: str
-    """The operator's place in the query: the same in every run."""
+    """The operator's position in the query, which is the same in every run."""
     source: str | None
-    """None: a timer fired, or a call of `map_async` finished. Then no value was processed."""
+    """None if a timer fired, or a call of `map_async` finished. Then no value of a source was processed."""
     sequence_id: int | None
     time_ns: int
     """The time of the queries' clock."""
     error: str
     value: str
-    """What Python shows of the value of the source or call, at most about `TEXT_MAX` characters."""
+    """The `repr` of the value of the source or call, at most about `TEXT_MAX` characters."""
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class DeadLetters:
-    """Those of one engine. Called with its lock held."""
+    """The dead letters of one engine. Called with its lock held."""
 
     def __init__(self, runtime: QueryRuntime) -> None:
         self._runtime: Final = runtime
@@ -113,6 +113,6 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """At most `TEXT_MAX` characters, which UTF-8 can express."""
+    """Cut a text to `TEXT_MAX` characters, and escape the characters that UTF-8 cannot express."""
     text = text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}…"
     return text.encode(errors="backslashreplace").decode()

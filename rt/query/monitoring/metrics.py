@@ -14,7 +14,7 @@ _NUMBER = float | None
 
 
 def metrics_of(engine: str, status: EngineStatus, *, per_query: bool = True) -> Iterator[Metric]:
-    """All metrics have the label `engine`. `per_query`: also those that name each query."""
+    """All metrics have the label `engine`. `per_query`: include the metrics that name each query."""
     yield from _engine(engine, status)
     yield from _edges(engine, status)
     yield from _stages(engine, status)

@@ -28,11 +28,11 @@ State = Literal["running", "completed", "failed", "not running"]
 
 
 class SourceStatus(Struct, frozen=True):
-    """`watermark`: id of the last value that all queries processed. `events`: their number in all runs.
+    """`watermark`: id of the last value that all queries processed. `events`: number of values in all runs.
 
-    `end`: the id of the next value that will arrive at the source, if the source knows it. `lag`: how many
-    ids are between the two. `skipped`: values without a time that were skipped in this run. `event_time`:
-    None without `time_of`.
+    `end`: the id of the next value that will arrive at the source, if the source knows it. `lag`: number of
+    ids between `watermark` and `end`. `skipped`: values without a time that were skipped in this run.
+    `event_time`: None without `time_of`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class SourceStatus(Struct, frozen=True):
 
 
 class OutputStatus(Struct, frozen=True):
-    """`kept`: values that are not acknowledged. With `limit` of them all sources wait."""
+    """`kept`: number of unacknowledged values. When it reaches `limit`, all sources wait."""
 
     name: str
     kept: int
@@ -57,10 +57,10 @@ class OutputStatus(Struct, frozen=True):
 class QueryStatus(Struct, frozen=True):
     """`events`: values that its sources sent since it was started. `results`: emitted in this run.
 
-    `sources`: also those of the `stages` that it reads. `skipped`: dead letters since it was started. `late`:
-    values that its windows and joins left out because they were late. `lag`: ids that its sources have ahead
-    of it; None if a source does not know. `checkpoint_bytes`: see `CheckpointStats`. `blocked_by`: full
-    outputs, and full operators of any query as `map_async@<address>`.
+    `sources`: include the sources of the `stages` that it reads. `skipped`: dead letters since it was
+    started. `late`: values that its windows and joins left out because they were late. `lag`: number of ids
+    that the query is behind its sources; None if a source does not know. `checkpoint_bytes`: see
+    `CheckpointStats`. `blocked_by`: full outputs, and full operators of any query as `map_async@<address>`.
     """
 
     id: str
@@ -83,10 +83,10 @@ class QueryStatus(Struct, frozen=True):
 
 
 class StageStatus(Struct, frozen=True):
-    """`events`: values that its sources sent since it began. `results`: emitted in this run.
+    """`events`: values that its sources sent since it was started. `results`: emitted in this run.
 
-    `sources`, `stages`, `skipped`, `late`, `checkpoint_bytes`: as of a query. `queries`: number of running
-    queries that read it. "not running": it is stored, but was not added.
+    `sources`, `stages`, `skipped`, `late`, `checkpoint_bytes`: as in `QueryStatus`. `queries`: number of
+    running queries that read the stage. State "not running": the stage is stored, but was not added.
     """
 
     name: str
@@ -103,7 +103,9 @@ class StageStatus(Struct, frozen=True):
 
 
 class EngineStatus(Struct, frozen=True):
-    """`clock_lag_s`: how far the queries' clock is behind the system's; None if it is the system's."""
+    """`clock_lag_s`: how far the queries' clock is behind the system clock; None if it is the system
+    clock.
+    """
 
     state: str
     clock_lag_s: float | None
@@ -120,7 +122,7 @@ class EngineStatus(Struct, frozen=True):
 
 
 class EngineMonitor:
-    """Reads the status of an engine. Counts nothing itself: what it shows is known to the engine anyway."""
+    """Reads the status of an engine. Counts nothing itself: it shows numbers that the engine already has."""
 
     def __init__(
         self,
@@ -140,7 +142,10 @@ class EngineMonitor:
         self._letters: Final = letters
 
     def status(self, state: str, lock: Any) -> EngineStatus:
-        """Takes the engine's lock for a moment: the numbers of one query may be of two successive values."""
+        """Return the status. Holds the engine's lock only for a moment.
+
+        So the numbers of one query may belong to two successive values.
+        """
         with lock:
             stored = dict(self._catalog.queries)
             roots = dict(self._runtime.roots)
@@ -176,7 +181,7 @@ class EngineMonitor:
         )
 
     def _stages(self) -> dict[str, _Stage]:
-        """By name, also those that are only stored."""
+        """All stages by name, including stages that are only stored."""
         new: dict[str, Any] = {"end": None, "skipped": 0, "counts": {}}
         found = {}
         for stage_id, group in self._runtime.stages.items():
@@ -263,17 +268,17 @@ def _stage_status(
 
 
 class _Feeds(NamedTuple):
-    """What queries and stages read."""
+    """The sources and stages that queries and stages read."""
 
     sources: Mapping[str, SourceStatus]
     stages: Mapping[str, OperatorGroup | None]
 
     def stages_of(self, group: OperatorGroup | None) -> tuple[str, ...]:
-        """The stages that it has read itself."""
+        """The stages that the group has read directly."""
         return tuple(name for name in (group.feeds if group is not None else ()) if name in self.stages)
 
     def sources_of(self, group: OperatorGroup | None) -> list[SourceStatus]:
-        """The sources of its values, also of those that come from stages."""
+        """The sources of the group's values, including values that come through stages."""
         found: dict[str, SourceStatus] = {}
         waiting = [group]
         while waiting:
@@ -292,5 +297,5 @@ def _state(ended: str | None, group: OperatorGroup | None) -> State:
 
 
 def _events(sources: Iterable[SourceStatus], before: Mapping[str, int]) -> int:
-    """Number of values that the sources sent after those of `before`."""
+    """Number of values that the sources sent after the counts in `before`."""
     return sum(each.events - before.get(each.name, 0) for each in sources)

@@ -3,8 +3,8 @@
     GET /metrics    for Prometheus
     GET /queries    JSON, for `rt queries`: {"engines": [{"name", "status", "dead_letters"}, …]}
 
-Binds to the loopback by default. `/queries` has the texts of errors, and the values of dead letters if the
-program asks for that: whoever reaches the port can read them.
+Binds to the loopback by default. `/queries` shows the texts of errors. It also shows the values of dead
+letters if the program asks for them. Any client that reaches the port can read them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def serve_status(
     per_query: bool = True,
     show_values: bool = False,
 ) -> Iterator[int]:
-    """Serve until the context ends. Returns the port; 0 chooses one. `OSError` if the port is in use.
+    """Serve until the context ends. Returns the port; port 0 chooses one. `OSError` if the port is in use.
 
-    `engines`: by a name, which labels the metrics. It may change while they are served. `per_query=False`
-    leaves out the metrics that name queries, for engines with thousands of them. `show_values`: let
-    `/queries` have the values of dead letters.
+    `engines`: the engines by name; the names label the metrics. The mapping may change while it is served.
+    `per_query=False` leaves out the metrics that name queries, for engines with thousands of queries.
+    `show_values`: show the values of dead letters in `/queries`.
     """
 
     def metrics() -> str:

@@ -99,7 +99,7 @@ class BufferWithCount(Operator[A, list[A]]):
 
 
 class BufferWithTime(Operator[A, list[A]]):
-    """The only timer is the end of the open list, or a later one while the clock jumps over empty lists."""
+    """The only timer fires at the end of the open list, or later while the clock jumps over empty lists."""
 
     __slots__ = ("_count", "_due_ns", "_is_skipping", "_offset_ns", "_span_ns", "_values")
     NAME = "buffer_with_time"

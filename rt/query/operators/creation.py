@@ -1,7 +1,7 @@
 """Observables to start a query with, by their Rx names. See also `Source`.
 
-`merge`, `concat`, `zip`, `combine_latest`, `catch`, `amb` and `on_error_resume_next` are functions of the
-operators with these names.
+`merge`, `concat`, `zip`, `combine_latest`, `catch`, `amb` and `on_error_resume_next` are the function forms
+of the operators with these names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operators with state for each key: groups, and aggregates by key. The state is in the object space.
 
-A click of one of a million users costs a checkpoint the rows of that user. `ttl` bounds the number of keys: a
-key without values for that long is forgotten (see `KeyExpiry`).
+For a click of one of a million users, a checkpoint saves the rows of that user only. `ttl` bounds the number
+of keys: a key without values for that long is forgotten (see `KeyExpiry`).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class GroupBy(SubjectOwner):
         self._subjects[name].on_next(element)
 
     def on_timer(self, key: str, /) -> None:
-        """Groups have expired."""
+        """End the groups that have expired."""
         for expired in self._expiry.expire() if self._expiry else ():
             if self.is_disposed:
                 return

@@ -61,7 +61,7 @@ def sample(sampler: Observable[Any] | Duration, *, aligned: bool = True, offset:
 
 
 class Delay(Operator[Any, Any]):
-    """The timer is that of the first value in the queue, or of the completion."""
+    """The timer fires for the first value in the queue, or for the completion."""
 
     __slots__ = ("_delay_ns", "_end_ns", "_waiting")
     NAME = "delay"
@@ -73,7 +73,7 @@ class Delay(Operator[Any, Any]):
         self._waiting: PersistedQueue[tuple[int, Any]]
 
     def on_open(self) -> None:
-        """The queue has values with their times."""
+        """The queue has values with their due times."""
         self._waiting = self.objects.queue("waiting")
 
     def on_next(self, value: Any, /) -> None:
@@ -206,7 +206,10 @@ class Sample(Pending):
 
 
 class SampleEvery(Pending):
-    """A timer only while there is a new value, or the source has completed: other ticks do nothing."""
+    """The timer is set only while there is a new value, or the source has completed.
+
+    Other ticks do nothing.
+    """
 
     __slots__ = ("_every_ns", "_is_last", "_offset_ns", "_start_ns")
     NAME = "sample_every"

@@ -18,31 +18,36 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 FAILED: Final = object()
-"""Result of `UserFunctionOperator.call` if the function raised. It is true. Nothing may be emitted for it."""
+"""Result of `UserFunctionOperator.call` if the function raised. Truthy. Nothing may be emitted for it."""
 
 
 class _Absent(Enum):
-    """Of an enumeration, because a copy of it is it: Spark copies a query to its workers."""
+    """An enumeration, because a copy of a member is the same object: Spark copies a query to its workers."""
 
     ABSENT = "absent"
 
 
 ABSENT: Final[Any] = _Absent.ABSENT
-"""A missing argument, if None is a valid one."""
+"""Stands for a missing argument where None is a valid argument."""
 
 
 class UserFunctionOperator(Operator[A, B]):
     __slots__ = ()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function. If it raises: FAILED. Then the value is left out, or this operator failed."""
+        """Call a function. Return FAILED if it raises: then the value is left out, or this operator
+        failed.
+        """
         try:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001 - a user's function
             return self.call_again(error, function, *arguments)
 
     def call_again(self, error: Exception, function: Callable[..., Any], *arguments: Any) -> Any:
-        """As `call`, after the function raised `error`: as often as the query's error policy says."""
+        """Call the function again after it raised `error`, as often as the query's error policy says.
+
+        Returns as `call`.
+        """
         errors = self._group.root.errors
         try:
             if errors is None:
@@ -108,7 +113,7 @@ def check_least(name: str, option: str, value: object, least: int) -> None:
 
 
 def period_ns(name: str, duration: Duration) -> int:
-    """A duration greater than 0; `ValueError`."""
+    """A duration in ns; `ValueError` if it is not greater than 0."""
     ns = duration_ns(duration)
     if ns < 1:
         raise InvalidOption(f"{name}: a duration must be 1 ns or more, got {duration}")
@@ -124,7 +129,10 @@ def offset_ns(name: str, offset: Duration, *, aligned: bool) -> int | None:
 
 
 def last_tick_ns(now_ns: int, every_ns: int, offset_ns: int | None) -> int:
-    """The last round time at or before `now_ns`: a multiple of `every_ns` plus the offset. None: `now_ns`."""
+    """The last round time at or before `now_ns`: a multiple of `every_ns` plus `offset_ns`.
+
+    `now_ns` if `offset_ns` is None.
+    """
     return now_ns if offset_ns is None else now_ns - (now_ns - offset_ns) % every_ns
 
 

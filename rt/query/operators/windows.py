@@ -67,7 +67,10 @@ def window_with_time_or_count(
 
 
 class SubjectOwner(UserFunctionOperator[Any, Subject]):
-    """Base of operators that hand out windows or groups. It runs while it or one of them has a subscriber."""
+    """Base of operators that hand out windows or groups.
+
+    The operator runs while it, or one of its windows or groups, has a subscriber.
+    """
 
     __slots__ = ("_is_unsubscribed", "_subjects")
 
@@ -76,7 +79,7 @@ class SubjectOwner(UserFunctionOperator[Any, Subject]):
         self._is_unsubscribed = False
 
     def leave(self) -> None:
-        """End if no window or group has subscribers. Otherwise continue for them, without new ones."""
+        """End if no window or group has subscribers. Otherwise continue for them, but open no new ones."""
         if self.is_disposed or self._is_unsubscribed:
             return
         self._is_unsubscribed = True
@@ -152,7 +155,7 @@ class Windows(SubjectOwner):
         self.complete()
 
     def open_first(self) -> None:
-        """Hand out the first window, if it was not."""
+        """Hand out the first window, if it was not handed out yet."""
         if self.has_timer(BEGIN):
             self.cancel_timer(BEGIN)
             self.on_timer(BEGIN)
@@ -215,7 +218,7 @@ class WindowWithCount(CountingWindows):
 
 
 class WindowWithTime(Windows):
-    """The only timer is the next start or end, or a later one while the clock jumps over empty windows."""
+    """The only timer fires at the next start or end, or later while the clock jumps over empty windows."""
 
     __slots__ = (
         "_empty",

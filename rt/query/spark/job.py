@@ -29,7 +29,7 @@ MESSAGE: Final = (
 """The fields of `rt.Message`, as `format("rt")` reads them."""
 
 RESULTS: Final = "value binary, topic string, timestamp_ns long"
-"""What `format("rt")` writes."""
+"""The columns that `format("rt")` writes."""
 
 _PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -77,7 +77,7 @@ def results(job: SparkJob, spark: SparkSession) -> DataFrame:
     from rt.query.spark.processor import KeyProcessor
 
     if not str(spark.conf.get(_PROVIDER)).endswith("RocksDBStateStoreProvider"):
-        spark.conf.set(_PROVIDER, _ROCKSDB)  # transformWithState works with no other one
+        spark.conf.set(_PROVIDER, _ROCKSDB)  # transformWithState works with this provider only
     messages = spark.readStream.format("rt").schema(MESSAGE).options(**job.source).load()
     keyed = messages.mapInArrow(partial(add_keys, job), KEYED)
     if job.time_of is None:

@@ -1,6 +1,6 @@
-"""The query of one key: made of its state, given messages and times, and saved again.
+"""The query of one key: loaded from its state, run on messages and times, and saved again.
 
-Invariant: what it emits depends on its state, the messages and the times only. So a micro-batch that is
+Invariant: the emitted results depend only on the state, the messages and the times. So a micro-batch that is
 repeated has the same results.
 """
 
@@ -39,7 +39,7 @@ class KeyQuery:
         content = {} if state is None else decode_state(state)
         clock: list[Any] = json.loads(content.pop(_CLOCK)["clock"]) if content else [now_ns, None]
         self.timer_ms: Final[int | None] = clock[1]
-        """When the key's timer in Spark is due, by its state."""
+        """The due time of the key's timer in Spark, according to the key's state."""
         self.results: list[Result] = []
         self._job: Final = job
         self._key: Final = key
@@ -81,7 +81,7 @@ class KeyQuery:
         self._check()
 
     def save(self) -> bytes | None:
-        """The state. None if nothing is left of the key. Then `due_ms` is None too."""
+        """Return the state; None if the key has no state left. Then `due_ms` is None too."""
         self.advance(self.now_ns)  # timers that the last message made due at once
         if self.due_ms is None and self._is_empty():
             return None
@@ -99,7 +99,7 @@ class KeyQuery:
         return None if due_ns is None else -(-due_ns // 1_000_000)
 
     def _is_empty(self) -> bool:
-        """Whether the next message of the key may find a new query: its groups have ended."""
+        """Whether all groups have ended, so that the next message of the key may start a new query."""
         if any(True for _ in self._root.children()):
             return False
         return not any(_held(each) for each in self._root._operators if isinstance(each, KEYED))
@@ -119,7 +119,7 @@ class KeyQuery:
 
 
 class _Encoded:
-    """What the query emits."""
+    """Receives the values that the query emits."""
 
     def __init__(self, query: KeyQuery) -> None:
         self._query: Final = query
@@ -132,7 +132,7 @@ class _Encoded:
 
 
 def _held(operator: Any) -> int:
-    """The number of keys, or of windows, that it holds: at most one key here."""
+    """The number of keys or windows that the operator holds. Here it holds at most one key."""
     match operator:
         case GroupBy():
             return len(operator._names) + operator._is_unsubscribed

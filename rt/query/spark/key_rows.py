@@ -1,4 +1,6 @@
-"""Runs in Spark's Python workers: the key and the time of each message, and messages of rows."""
+"""Runs in Spark's Python workers: finds the key and the time of each message, and makes messages from
+rows.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ KEYED: Final = f"{MESSAGE}, key string, time_ns long"
 def add_keys(job: SparkJob, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The messages with their keys and event times.
 
-    Of the messages that the query leaves out, only the latest of each batch, with no key: they move the
-    clock, as in the engine.
+    Messages that the query leaves out are dropped, except the latest in each batch, which has no key. It
+    moves the clock, as in the engine.
     """
     plan, time_of = job.plan(), job.time_of
     for batch in batches:

@@ -1,9 +1,10 @@
-"""Which part of a query runs for each key, and what the key of a message is. Pure.
+"""Decides which part of a query runs for each key, and which key a message has. Pure.
 
     Source ─ where, map ─ group_by(key) ─ where, map, flat_map(of a group) ─► results
 
-Spark runs the query once for every key, on the messages of that key. That gives what the engine gives only
-if no operator outside of the groups keeps something from one key to another. So these are refused, by name.
+Spark runs the query once for every key, on the messages of that key. The results are the same as in the
+engine only if no operator outside of the groups keeps state from one key to another. So such operators are
+refused, and the error names them.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ KEYED: Final = (GroupBy, GroupByUntil, ScanBy, EventWindows)
 """Operators whose state is separate for each key."""
 
 STATELESS: Final = (Where, Map)
-"""Also `filter`, `select` and `starmap`. Not their subclasses, which may have state."""
+"""Includes `filter`, `select` and `starmap`, but not subclasses, because subclasses may have state."""
 
 
 class KeyedPlan(Struct, frozen=True):
-    """How a query is split by key. `steps`: what happens to a message before its key is known."""
+    """How a query is split by key. `steps`: the functions that run on a message before its key is known."""
 
     source: str
     steps: tuple[tuple[bool, Callable[[Any], Any]], ...]
-    """Whether the function is that of `where`, or else of `map`; and the function."""
+    """Pairs: whether the function belongs to `where` (otherwise to `map`), and the function."""
     key_mapper: Callable[[Any], Any]
 
     def key_text(self, message: Any) -> str | None:
-        """The key of a message as text; None if the query leaves the message out before.
+        """The key of a message as text; None if the query leaves the message out before it has a key.
 
-        Raises what a function of the query raises, and `InvalidKey`.
+        Raises the errors of the query's functions, and `InvalidKey`.
         """
         value = message
         for is_test, function in self.steps:
@@ -121,7 +122,9 @@ def keyed_plan(query: Observable[Any], late_outputs: Iterable[str] = ()) -> Keye
 
 
 class KeyRuntime(QueryRuntime):
-    """Runs a query for one key. `NotOnSpark` for an operator that cannot run there, wherever it is."""
+    """Runs a query for one key. `NotOnSpark` for an operator that cannot run on Spark, anywhere in the
+    query.
+    """
 
     def __init__(self, scheduler: VirtualScheduler) -> None:
         super().__init__(scheduler, watch=_check)
@@ -147,7 +150,10 @@ def _step(operator: Any) -> tuple[bool, Callable[[Any], Any]]:
 
 
 def _chain(operator: Operator[Any, Any]) -> Iterator[Operator[Any, Any]]:
-    """The operator and its sources, from the result to the source. `NotOnSpark` if one has several."""
+    """The operator and its sources, from the result to the source.
+
+    `NotOnSpark` if an operator has several sources.
+    """
     while True:
         yield operator
         if len(operator._inputs) > 1:
@@ -160,7 +166,7 @@ def _chain(operator: Operator[Any, Any]) -> Iterator[Operator[Any, Any]]:
 def _probe_groups(group: OperatorGroup, operator: Operator[Any, Any]) -> None:
     """Make the operators of a group, to check them.
 
-    A mapper may need a real key, or a plain value. Then they are checked when the group is opened.
+    A mapper may need a real key, or a plain value. Then the operators are checked when the group is opened.
     """
     subject = Subject(group.runtime, "query#probe", None)
     child = group.new_child(operator._index, "probe", None, 1)

@@ -1,4 +1,4 @@
-"""Runs in Spark's Python workers: the state and the timer of each key, in Spark's state store."""
+"""Runs in Spark's Python workers: keeps the state and the timer of each key in Spark's state store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class KeyProcessor(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Row]:
-        """Process the messages of a key, in the order of their positions: a shuffle does not keep it."""
+        """Process the messages of a key, in the order of their positions: a shuffle does not keep this
+        order.
+        """
         ordered = sorted(rows, key=itemgetter(0))
         now_ns, first_ns = self._now_ns(timerValues), ordered[0][_TIME]
         if first_ns is not None:
@@ -70,7 +72,7 @@ class KeyProcessor(StatefulProcessor):
         return KeyQuery(self._job, self._plan, key, None if stored is None else bytes(stored[0]), now_ns)
 
     def _finish(self, query: KeyQuery, timer_ms: int | None) -> Iterator[Row]:
-        """Store the state and the timer. `timer_ms`: that which Spark has for the key."""
+        """Store the state and the timer. `timer_ms`: the timer that Spark has for the key."""
         state = query.save()
         if state is None:
             self._state.clear()

@@ -24,7 +24,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def encode_state(content: Mapping[str, Mapping[str, bytes]]) -> bytes:
-    """The same bytes for the same content in the same order."""
+    """Encode the content. The same content in the same order gives the same bytes."""
     pack = _LENGTH.pack
     parts = [bytes((VERSION,)), pack(len(content))]
     for category, rows in content.items():
@@ -37,7 +37,7 @@ def encode_state(content: Mapping[str, Mapping[str, bytes]]) -> bytes:
 
 
 def decode_state(data: bytes) -> dict[str, dict[str, bytes]]:
-    """The encoded content. `rt.UnknownVersion`, `StateDamaged`."""
+    """Decode the content. Raises `rt.UnknownVersion` or `StateDamaged`."""
     if data[:1] != bytes((VERSION,)):
         what = "the state of a key has an unknown version"
         got, hint = data[:1].hex() or "no bytes", "Use a newer rt."
@@ -60,12 +60,12 @@ def decode_state(data: bytes) -> dict[str, dict[str, bytes]]:
 
 
 def _number(data: bytes, place: int) -> tuple[int, int]:
-    """The number at `place`, and the place after it."""
+    """The number at offset `place`, and the offset after it."""
     return _LENGTH.unpack_from(data, place)[0], place + _LENGTH.size
 
 
 def _read(data: bytes, place: int) -> tuple[bytes, int]:
-    """The bytes at `place`, and the place after them."""
+    """The bytes at offset `place`, and the offset after them."""
     length, start = _number(data, place)
     end = start + length
     if end > len(data):

@@ -1,7 +1,8 @@
-"""What an audit of replicas finds in each segment, and whether the segments form one log. Pure.
+"""The findings of an audit of replicas in each segment, and the check that the segments form one log. Pure.
 
-Segments are checked separately and in parallel. Each one is verified in itself (see `rt.log.scan.lineage`),
-then every two neighbours where they meet. Together this proves for the whole log:
+Segments are checked separately and in parallel. Each segment is verified by itself (see
+`rt.log.scan.lineage`). Then every two neighbours are verified at their common boundary. Together this proves
+for the whole log:
 - Positions are dense.
 - Each session is merged in order, without gap or overlap.
 - The numbers of a session, and of a dedup id across its sessions, are dense.
@@ -23,7 +24,7 @@ from rt.log.scan.lineage import SourceLineage
 
 
 class BrokenSegment(Struct, frozen=True):
-    """What is wrong, with the file and the offset."""
+    """A problem, with its file and offset."""
 
     what: str
     path: str
@@ -46,9 +47,10 @@ class DrawnRange(Struct, frozen=True):
 class FoundSegment(Struct):
     """One segment, as found in its longest copy; `path` is that copy's file.
 
-    `drawn`: by session id its first and its last block. `dedup`: by dedup id the first number and the one
-    past the last. `problems` are those of all copies; with `is_whole` this copy has none. `bad_messages` are
-    batches that no reader can decode, although all copies hold them as they were published.
+    `drawn`: by session id its first and its last block. `dedup`: by dedup id the first number, and one past
+    the last number. `problems` has the problems of all copies. If `is_whole`, this copy has no problem.
+    `bad_messages` are batches that no reader can decode, although all copies hold them as they were
+    published.
     """
 
     segment: SegmentId
@@ -128,7 +130,7 @@ def join(segments: Iterable[FoundSegment]) -> Iterator[BrokenSegment]:
             drawn.update({number: ends[1] for number, ends in found.drawn.items()})
             dedup.update({dedup_id: ends[1] for dedup_id, ends in found.dedup.items()})
         else:
-            drawn, dedup = {}, {}  # Where it ends is unknown.
+            drawn, dedup = {}, {}  # The end of this segment is unknown.
 
 
 def _meeting(found: FoundSegment, last: DrawnRange, first: DrawnRange) -> Iterator[BrokenSegment]:

@@ -50,7 +50,7 @@ class AuditResult(Struct, frozen=True):
     read_bytes: int
     problems: tuple[BrokenSegment, ...]
     bad_messages: tuple[BrokenSegment, ...] = ()
-    """Batches that no reader can decode. They were published that way: no copy is damaged."""
+    """Batches that no reader can decode. They were published that way: no copy is corrupt."""
 
 
 def audit(directories: Sequence[str], spark: SparkSession) -> AuditResult:
@@ -78,9 +78,9 @@ def audit(directories: Sequence[str], spark: SparkSession) -> AuditResult:
 
 
 def audit_segment(segment: SegmentId, copies: list[SegmentCopy]) -> FoundSegment | None:
-    """Audit one segment, whose longest copy is first; None if it was trimmed meanwhile.
+    """Audit one segment. Its longest copy is first in `copies`. None if it was trimmed meanwhile.
 
-    A damaged copy is reported, and the next one is verified instead.
+    A corrupt copy is reported, and the next copy is verified instead.
     """
     longest, *others = copies
     path = segment_path(longest.directory, segment)

@@ -3,9 +3,9 @@
 Invariants:
 - A part is a range of positions that follows the previous part. Spark reads it from the log, verified, and
   writes it to staging. It is accepted if it has one row per position.
-- All parts are of one log: a forced reset may give positions other messages.
-- `ExportTarget` then publishes it exactly once. Only after that is the nodes' hold moved.
-- Unreadable messages are an error that names them, or with `skip_lost` a line of the log.
+- All parts are of one log: after a forced reset, positions may have other messages.
+- `ExportTarget` then publishes the part exactly once. The nodes' hold is moved only after that.
+- Unreadable messages raise an error that names them. With `skip_lost` they are logged in a line instead.
 
 Columns: those of `format("rt")`, headers, timestamp_ns and run. Directories: `date` (of the timestamp, UTC)
 and `topic`. In directory names an empty topic reads as null. A topic that cannot name a directory (longer
@@ -44,7 +44,7 @@ logger = logging.getLogger("rt.spark")
 
 PART_BYTES: Final = 256 * 2**20
 TOPIC_BYTES_MAX: Final = 80
-"""Escaped it may be three times as long; a directory's name has at most 255 bytes."""
+"""An escaped topic may be three times as long, and the name of a directory has at most 255 bytes."""
 SCHEMA: Final = (
     "position bigint, timestamp timestamp, timestamp_ns bigint, session string, run bigint, number bigint, "
     f"topic string, value binary, headers {HEADERS_KIND}"
@@ -54,7 +54,7 @@ _DAY_NS: Final = 86_400_000_000_000
 _DATE: Final = (
     f"date_from_unix_date(cast(timestamp_ns div {_DAY_NS} - if(timestamp_ns % {_DAY_NS} < 0, 1, 0) as int))"
 )
-"""In whole numbers: `/` would round the last nanoseconds of a day up to the next one."""
+"""Calculated in whole numbers: `/` would round the last nanoseconds of a day up to the next day."""
 _IS_NAME: Final = (
     f"octet_length(topic) <= {TOPIC_BYTES_MAX} and topic <> '__HIVE_DEFAULT_PARTITION__' "
     "and not contains(topic, char(0))"
@@ -126,7 +126,7 @@ class Exporter:
                 self._hold(log, position)
 
     def _next_end(self, log: LogSource, position: int, last: int | None) -> int | None:
-        """Where the next part ends, once it is large enough; None if `last` is exported."""
+        """Wait until the next part is large enough, and return its end; None if `last` is exported."""
         settings = self._settings
         due: float | None = None
         while last is None or position < last:
@@ -144,7 +144,7 @@ class Exporter:
         return None
 
     def _stream(self) -> str:
-        """The name of the stream. `rt.LogNotFound` for a copy that is not complete by design."""
+        """The name of the stream. `rt.LogNotFound` for a filtered copy, which is incomplete by design."""
         where = self._settings.where
         if isinstance(where, ClusterSource):
             return where.stream

@@ -2,7 +2,8 @@
 
 Paths are relative to the target and use `/`. Invariants:
 - For any reader, a file made by `write` or `move` exists under its name completely or not at all.
-- When these return it is synced in a local directory. Elsewhere it is as durable as a closed file is there.
+- When `write` or `move` returns, the file is synced in a local directory. On another file system it is as
+  durable as a closed file of that file system.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Filesystem(Protocol):
         """A small file; None if it does not exist."""
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a small file atomically. If it replaces one, a crash may leave none."""
+        """Write a small file atomically. If it replaces a file, a crash may leave no file."""
 
     def create(self, path: str, content: bytes) -> bool:
         """Create a small file atomically; False if it exists already.
@@ -232,7 +233,7 @@ class HadoopFilesystem:
 
     def write(self, path: str, content: bytes) -> None:
         aside = self._write_aside(path, content)
-        self.remove(path)  # Most of these file systems rename over no file.
+        self.remove(path)  # Most of these file systems cannot rename over an existing file.
         self.move(aside, path)
 
     def create(self, path: str, content: bytes) -> bool:
@@ -268,7 +269,7 @@ class HadoopFilesystem:
             stream = self._fs.create(self._path(aside), True)
             try:
                 stream.write(bytearray(content))
-                if stream.hasCapability("hsync"):  # Object stores have it when it is closed.
+                if stream.hasCapability("hsync"):  # Object stores make a file durable when it is closed.
                     stream.hsync()
             finally:
                 stream.close()

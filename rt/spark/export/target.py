@@ -13,8 +13,8 @@ Invariants:
   no incomplete file is visible.
 - The next part starts at the end of the newest one. Parts follow each other without gap or overlap, except
   for lost messages.
-- One exporter creates a description. What earlier ones have staged is deleted afterwards, as they can no
-  longer describe it. A later one may already be staging the next part.
+- One exporter creates a description. Then the files that earlier exporters have staged are deleted, as these
+  exporters can no longer describe them. A later exporter may already be staging the next part.
 - A file is deleted only if its copy is complete: an earlier exporter may still be renaming.
 - Parquet readers ignore names that start with `_`.
 """
@@ -53,7 +53,7 @@ class ExportedPart(Struct, frozen=True, forbid_unknown_fields=True):
     moves: tuple[tuple[str, str], ...]
     stream: str = ""
     epoch: int = 0
-    """In which its positions were right; 0 if it is not known."""
+    """The epoch in which its positions were right; 0 if the epoch is not known."""
 
 
 class ExportTarget:
@@ -97,9 +97,9 @@ class ExportTarget:
         stream: str = "",
         epoch: int = 0,
     ) -> ExportedPart:
-        """Publish what is staged as the part from `start` to `end`. `rt.WriteConflict`.
+        """Publish the staged files as the part from `start` to `end`. Raises `rt.WriteConflict`.
 
-        On return it is as durable as the storage allows.
+        On return the part is as durable as the storage allows.
         """
         staged = [path for path in self.storage.files(self.staging) if path.endswith(".parquet")]
         moves = tuple(moves_of(staged, self.staging, start, end))
@@ -127,7 +127,8 @@ class ExportTarget:
     def _move(self, part: ExportedPart) -> None:
         for source, target in part.moves:
             staged, moved = self.storage.size(source), self.storage.size(target)
-            if staged is not None and staged == moved:  # The move is a copy there: only the removal is left.
+            # This storage moves by copying: only the removal is left.
+            if staged is not None and staged == moved:
                 self.storage.remove(source)
             elif staged is not None:
                 if moved is not None:

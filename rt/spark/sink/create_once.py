@@ -38,7 +38,7 @@ def make_once(path: str, content: bytes) -> bool:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(aside)
-        # Sync also if another process has just created it: the caller relies on it.
+        # Sync also if another process has just created the file: the caller relies on that file.
         sync(directory)
 
 

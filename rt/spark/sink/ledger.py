@@ -1,4 +1,4 @@
-"""What a writer has published, in a directory that its driver and all executors share.
+"""The record of the rows that a writer has published, in a directory that its driver and all executors share.
 
     <ledger>/<name>/<batch>/<partition>     the order of a partition's rows, made by its first attempt
          0      8  magic
@@ -13,7 +13,7 @@ Invariants:
 - A file is created once, and is whole and durable before its name exists. The first writer wins (a hard
   link); later ones read its file.
 - A partition's order is in the ledger before any of its rows is published. So a later attempt, on another
-  executor or after a restart of the driver, knows what may be under way.
+  executor or after a restart of the driver, knows which rows may be under way.
 - A batch is done when all its rows are merged. Only then does the next one start.
 - The last completed batch and those started after it are kept.
 """
@@ -67,7 +67,9 @@ class CompletedBatch(Struct, frozen=True):
 
 
 class Ledger:
-    """That of the writer `name` in `directory`. Raises storage errors, `rt.Corrupt`, `rt.UnknownVersion`."""
+    """The ledger of the writer `name` in `directory`. Raises storage errors, `rt.Corrupt`,
+    `rt.UnknownVersion`.
+    """
 
     def __init__(self, directory: str, name: str) -> None:
         self.path = os.path.join(directory, name)
@@ -81,7 +83,7 @@ class Ledger:
         with storage_errors(path, "reading a finished batch"):
             try:
                 content = Path(path).read_bytes()
-            except FileNotFoundError:  # A later one was completed meanwhile.
+            except FileNotFoundError:  # A later batch was completed meanwhile.
                 return self.done()
         record = decode_record(content)
         if record is None:
@@ -94,7 +96,7 @@ class Ledger:
             raise UnknownVersion(what, where=path, got=record, hint=NEWER_HINT) from error
 
     def started(self) -> list[int]:
-        """The batches of which a partition was started and that are not done, in order."""
+        """The batches that are not done and have a started partition, in order."""
         done = self.done().batch
         batches = [int(name) for name in self._names() if name.isdecimal()]
         return sorted(batch for batch in batches if batch > done and self.partitions(batch))
@@ -113,7 +115,9 @@ class Ledger:
                 return None
 
     def claim(self, batch: int, partition: int, order: PartitionSpan) -> PartitionSpan:
-        """Record the order of a partition durably. Returns the order that counts: an earlier one, if any."""
+        """Record the order of a partition durably. Returns the order to use: the order that was recorded
+        earlier, if any.
+        """
         query = order.query.encode()
         content = bytes(order.digests) + query
         head = _HEADER.pack(_MAGIC, order.first, order.count, len(query))
@@ -130,7 +134,9 @@ class Ledger:
         return claimed
 
     def choose_version(self, version: int | None) -> int:
-        """The number of a batch write; None: the next one. `rt.WriteConflict` unless it may run now."""
+        """The number of a batch write: `version`, or the next number if it is None. `rt.WriteConflict` if the
+        write may not run now.
+        """
         done, started = self.done(), self.started()
         if version is None and started:
             raise WriteConflict(
@@ -145,7 +151,9 @@ class Ledger:
         return version
 
     def next_number(self, query: str, batch: int, partition: int) -> int:
-        """The first number of a partition that was not started in this batch. `rt.WriteConflict`."""
+        """The number of the first row of a partition that was not started in this batch.
+        `rt.WriteConflict`.
+        """
         done = self.done()
         if done.query not in {"", query}:
             raise self.other_query(done.query, query)
@@ -221,7 +229,7 @@ class Ledger:
 
 
 def listed(partitions: set[int]) -> str:
-    """At most ten of them, for an error."""
+    """At most ten of the partitions, as text for an error."""
     first = ", ".join(map(str, sorted(partitions)[:10]))
     return first if len(partitions) <= 10 else f"{first} and {len(partitions) - 10} others"
 

@@ -19,7 +19,7 @@ from rt.spark.options import (
 )
 
 NAME_LENGTH_MAX: Final = 48
-"""Session names contain it, a partition and a disk, and must stay below their limit."""
+"""Session names contain this name, a partition and a disk, and must stay below the limit of session names."""
 DELIVERY_TIMEOUT_MS: Final = 600_000
 VERSION_MAX: Final = 2**63 - 1
 
@@ -87,6 +87,8 @@ def parse_write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOp
 
 
 def _ledger_in(checkpoint: str) -> str:
-    """In the checkpoint, if that is on a local or mounted file system; otherwise empty."""
+    """The ledger's path in the checkpoint, if the checkpoint is on a local or mounted file system; otherwise
+    empty.
+    """
     path = local_path(checkpoint)
     return f"{path.rstrip('/')}/rt" if path.startswith("/") else ""

@@ -1,10 +1,10 @@
 """The column `headers` on its way out of Spark: checked, and packed into one binary value for each row.
 
-Packed, each header is the lengths of its key and its value (4 bytes each, little-endian), the key and the
-value; rows without headers are null. Equal bytes are equal headers, so the digests of rows cover them.
+A packed header is the lengths of its key and its value (4 bytes each, little-endian), then the key and the
+value. Rows without headers are null. Equal bytes are equal headers, so the digests of rows cover them.
 
-Invariant: headers that a log cannot hold are refused with their row, before anything of the partition is
-published. No work is done per row.
+Invariant: headers that a log cannot hold are refused with an error that names their row, before any row of
+the partition is published. No work is done per row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rt.log.format.headers import HEADERS_BYTES_MAX, HEADERS_MAX, Headers
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _LENGTHS: Final = struct.Struct("<II")
 _FEW_BYTES_MAX: Final = 1024
-"""Up to this size, unpacked headers are cached: most rows have the same few."""
+"""Headers of up to this packed size are cached after unpacking: most rows have the same few headers."""
 _NULL_HINT: Final = (
     "Filter them: filter(headers, h -> h.key IS NOT NULL AND h.value IS NOT NULL). A value may be empty, "
     "and a row without headers may have null instead of an array."
@@ -34,7 +34,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def pack_headers(column: pa.Array, first_row: int) -> pa.Array:
-    """The packed headers of each row. `first_row` is the place of the first one in its partition.
+    """The packed headers of each row. `first_row` is the index of the first row in its partition.
 
     Raises `rt.InvalidHeader`.
     """
@@ -139,7 +139,7 @@ def _check_limits(counts: Int64s, size_ends: Int64s, rows: _Rows) -> None:
 
 
 def _text(key: pa.Scalar) -> str:
-    """Also of a key that is no text."""
+    """The key as text, even if it is not valid UTF-8."""
     content: bytes = key.as_buffer().to_pybytes()
     return content.decode(errors="backslashreplace")
 

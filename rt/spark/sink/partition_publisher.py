@@ -6,13 +6,14 @@ Invariants:
 - All attempts publish the same rows under the same numbers (`rt.spark.sink.ledger`). So attempts may run in
   parallel, fail halfway, or leave data on a disk that is pushed much later: each number is still merged once,
   with its row.
-- A task is done when the nodes have merged its last number. The nodes must then expect exactly the next
-  number, and no higher number before. Otherwise the ledger does not belong to the stream, which is an error
-  and never repaired.
+- A task is done when the nodes have merged its last number. Then they must expect exactly the next number.
+  Before, they must not expect a higher number. Otherwise the ledger does not belong to the stream, which is
+  an error and never repaired.
 
 A session belongs to one disk and one partition, and is reopened for the next batch, so sessions stay few. A
-file created once identifies the disk, so that two executors never share a session. If the nodes accept
-nothing from a directory any more, because it is a copy of another, it is deleted and the task is retried.
+file that is created once identifies the disk, so that two executors never share a session. If the nodes
+accept nothing from a directory any more, because it is a copy of another, the directory is deleted and the
+task is retried.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ _SLOTS: Final = 8
 """How many attempts of a partition may run on a host at once. Earlier ones may still be ending."""
 _POLL_SECONDS: Final = 0.05
 _PROBE_SHARE: Final = 0.2
-"""Of the time to connect: to find out why no node answers."""
+"""The share of the time to connect that is used to find out why no node answers."""
 _LAG_SECONDS: Final = 30.0
-"""How long the queried nodes may lag behind what is known to be merged."""
+"""How long the queried nodes may lag behind the numbers that are known to be merged."""
 _LOST_LEDGER: Final = (
     "The ledger was lost or restored, or another writer uses this dedup id. Use another name."
 )
@@ -89,7 +90,9 @@ class PartitionPublisher:
         asyncio.run(_check_reachable(nodes, self._tls, self._dedup_id))
 
     def check_untouched(self, first: int) -> None:
-        """For a partition that was never started: `rt.WriteConflict` if the nodes have merged more."""
+        """Check a partition that was never started: `rt.WriteConflict` if the nodes have merged `first` or a
+        higher number.
+        """
         self._start_clock()
         next_number = self._wait_for_next_number(first)
         if next_number > first:
@@ -100,12 +103,13 @@ class PartitionPublisher:
     def deliver(self, order: PartitionSpan, rows: Iterable[SpooledRow]) -> None:
         """Publish the rows of the partition in `order`. Returns when all are merged.
 
-        `rt.WriteConflict`; what `Publisher` raises; `rt.Timeout`: the task may be retried.
+        Raises `rt.WriteConflict`, the errors of `Publisher`, and `rt.Timeout`. After `rt.Timeout` the task
+        may be retried.
         """
         self._start_clock()
         next_number = self._wait_for_next_number(order.first)
         if order.first <= next_number < order.end:
-            # An earlier attempt merged the numbers below, with the same rows.
+            # The numbers below `next_number` were merged by an earlier attempt, with the same rows.
             self._publish(itertools.islice(rows, next_number - order.first, None), next_number, order.end)
             next_number = self._wait_for_next_number(order.end)
         if next_number != order.end:
@@ -130,7 +134,7 @@ class PartitionPublisher:
             publisher.close(timeout=0)
 
     def _open(self) -> Publisher:
-        """A session of this executor that no other attempt has open."""
+        """Open a session of this executor that no other attempt has open."""
         directory, options = spool_directory(self._options), self._options
         disk = disk_name(directory)
         for slot in range(_SLOTS):
@@ -151,7 +155,7 @@ class PartitionPublisher:
         raise AssertionError("unreachable")
 
     def _wait_for_next_number(self, least: int) -> int:
-        """The next number that the nodes expect, as soon as it is `least` or more.
+        """Wait until the next number that the nodes expect is `least` or more, and return it.
 
         Nodes may lag, so all are asked in turn. `rt.Timeout`, `rt.WriteConflict`.
         """
@@ -223,7 +227,7 @@ async def _check_reachable(nodes: ClusterSource, tls: TLS, dedup_id: str) -> Non
 
 
 def spool_directory(options: WriteOptions) -> str:
-    """On the executor's own disk."""
+    """The spool directory, on the executor's own disk."""
     return os.path.abspath(options.path or os.path.join(tempfile.gettempdir(), "rt-spark"))
 
 

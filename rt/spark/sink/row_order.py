@@ -35,9 +35,10 @@ def digests_of(
     timestamps_ns: Sequence[int | None],
     headers: Sequence[bytes | None] = (),
 ) -> bytes:
-    """A digest per row. A timestamp is None if the rows have none, packed headers if the row has none.
+    """A digest for each row. A timestamp is None if the rows have no timestamps. Packed headers are None if
+    the row has no headers.
 
-    `headers` may be empty if no row has any.
+    `headers` may be empty if no row has headers.
     """
     if headers:
         rows = zip(values, topics, timestamps_ns, headers, strict=True)

@@ -44,7 +44,7 @@ _SPOOLED: Final = pa.schema(
 )
 """`headers` are packed."""
 _HEADERS_COST_MAX: Final = 2**20
-"""More than the headers of a message may add to its size."""
+"""An upper bound: the headers of a message always add less to its size."""
 _MICROSECONDS_MAX: Final = (2**63 - 1) // 1000
 _CHUNK: Final = 1024
 """The number of rows that are reordered at once."""
@@ -98,7 +98,9 @@ class Spool:
             self._file = tempfile.TemporaryFile(dir=directory, prefix="rows-")  # noqa: SIM115
 
     def fill(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read all rows. `rt.InvalidMessage` names a row that cannot be published, from 0; storage errors."""
+        """Read all rows. Raises storage errors, and `rt.InvalidMessage` with the number of a row that cannot
+        be published. Rows are numbered from 0.
+        """
         with storage_errors(self._directory, "spooling rows"):
             with pa.ipc.new_stream(self._file, _SPOOLED) as out:
                 for batch in batches:
@@ -158,7 +160,7 @@ class Spool:
 
 
 def _check_values(rows: pa.RecordBatch, first_row: int) -> None:
-    """`rt.MessageTooLarge`. `first_row` is the place of the first row in its partition."""
+    """`rt.MessageTooLarge`. `first_row` is the index of the first row in its partition."""
     sizes = pc.binary_length(rows["value"]).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(sizes > MESSAGE_BYTES_MAX - _HEADERS_COST_MAX).tolist():
         where = f"row {first_row + row}"

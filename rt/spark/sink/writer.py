@@ -40,7 +40,7 @@ BATCH_WRITES: Final = "batch writes"
 
 @dataclass
 class PartitionWritten(WriterCommitMessage):
-    """What a task has published. All of it is merged."""
+    """The rows that a task has published. All of them are merged."""
 
     query: str
     partition: int
@@ -49,7 +49,7 @@ class PartitionWritten(WriterCommitMessage):
 
 
 class _Writer:
-    """What batch writes and streams share. `schema` is that of the rows."""
+    """The common part of batch writes and streams. `schema` is the schema of the rows."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         from rt.spark.sink.spool import check_written_columns
@@ -114,7 +114,7 @@ class _Writer:
         return PartitionWritten(query, partition, order.first, order.end)
 
     def _refused(self, error: InvalidMessage, batch: int, where: str) -> InvalidMessage:
-        """`error`, with what to do: rows of other partitions may be published already."""
+        """Return `error` with a hint what to do: rows of other partitions may be published already."""
         error.where = f"{error.where} of {where}"
         hints = [error.hint, "Nothing of this partition is published.", self._how_to_repeat(batch)]
         if started := self.ledger.partitions(batch):
@@ -123,11 +123,11 @@ class _Writer:
         return error
 
     def _how_to_repeat(self, batch: int) -> str:
-        """What to do after a row was corrected."""
+        """The hint how to repeat the write with a corrected row."""
         raise NotImplementedError
 
     def finish(self, batch: int, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks of a batch are done."""
+        """Record that all tasks of a batch are done."""
         parts = [message for message in messages if isinstance(message, PartitionWritten)]
         done, ledger = self.ledger.done(), self.ledger
         if len(parts) != len(messages) or not parts:

@@ -41,12 +41,12 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def record_batch(pieces: Sequence[MessageBatch], columns: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of all `pieces`. `schema` is that of `columns`."""
+    """The rows of all `pieces`. `schema` is the schema of `columns`."""
     return pa.RecordBatch.from_arrays([_COLUMNS[name](pieces) for name in columns], schema=schema)
 
 
 def _integer_column(name: str) -> Callable[[Sequence[MessageBatch]], pa.Array]:
-    """How to make a column from the attribute `name` of batches."""
+    """A function that makes a column from the attribute `name` of batches."""
     return lambda pieces: _integers(_joined([getattr(piece, name) for piece in pieces]))
 
 
@@ -72,8 +72,8 @@ def _values(pieces: Sequence[MessageBatch]) -> pa.Array:
         data = pa.py_buffer(pieces[0].value_bytes[start:end])
     else:
         offsets = np.zeros(rows + 1, np.int32)
-        # Use Arrow's pool, which keeps freed memory. Other allocators return it, and it must be faulted in
-        # again.
+        # Use Arrow's memory pool, which keeps freed memory. Other allocators return it to the system, and
+        # using it again causes page faults.
         data = pa.allocate_buffer(sum(end - start for start, end in bounds))
         target = memoryview(data).cast("B")
         row = at = 0

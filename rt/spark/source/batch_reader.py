@@ -1,13 +1,14 @@
-"""Reads a range of a log in a batch query, and what batch and streaming share.
+"""Reads a range of a log in a batch query. Also the common part of batch and streaming queries.
 
 The driver plans in short-lived processes, executors read in others, and readers are pickled in between. So
-they hold options and plans, never files or connections.
+readers hold options and plans, never files or connections.
 
 Spark's pitfalls handled here:
 - Spark rejects a reader that overrides `pushFilters` while spark.sql.python.filterPushdown.enabled is off,
-  the default. It compares the method, so ours is an object that compares equal to the base class's.
-- Spark prunes no columns; a user's schema does.
-- With no partitions Spark calls `read` with nothing to read.
+  the default. Spark compares the methods. So the method here is an object that compares equal to the method
+  of the base class.
+- Spark does not prune columns. Only a user's schema does.
+- If there are no partitions, Spark still calls `read`, with nothing to read.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _LOSS_HINT: Final = "Set failOnDataLoss=false to continue without them."
 
 
 class LossPolicy(Struct, frozen=True):
-    """Reports messages of the log `where` that a query requested and that are missing. No loss is silent.
+    """Reports messages that a query requested and that are missing in the log `where`. No loss is silent.
 
-    `fail`, the option failOnDataLoss: raise `rt.Gap`; otherwise log a warning.
+    If `fail`, the option failOnDataLoss, is set, `rt.Gap` is raised; otherwise a warning is logged.
     """
 
     where: object
@@ -57,7 +58,7 @@ class LossPolicy(Struct, frozen=True):
         logger.warning("data_loss where=%s event=%s", self.where, event)
 
     def on_beyond_end(self, what: str, position: int, end: int) -> None:
-        """`what` is at `position`, after the end of the log."""
+        """Report that `what` is at `position`, after the end of the log."""
         event = SkipForward(end, position, "not there")
         if self.fail:
             raise Gap(
@@ -129,7 +130,7 @@ class RangesReader:
         return [RtPartition(*part, log.epoch) for part in parts]
 
     def read_range(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The record batches of a partition; none for anything else."""
+        """The record batches of a partition; no batches if `partition` is anything else."""
         from rt.spark.source.arrow_batches import gather
 
         if not isinstance(partition, RtPartition):
@@ -181,8 +182,8 @@ class RtReader(RangesReader, DataSourceReader):
 
 
 class _PushFilters:
-    """The `pushFilters` of a reader. Compares equal to the base class's, so that Spark's override check does
-    not reject it; PySpark before 4.1 has none.
+    """The `pushFilters` of a reader. It compares equal to the method of the base class, so that Spark's
+    override check does not reject it. PySpark before 4.1 has no such method.
     """
 
     __func__ = staticmethod(cast("Callable[..., Any]", getattr(DataSourceReader, "pushFilters", None)))
@@ -191,7 +192,7 @@ class _PushFilters:
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Record what need not be read. Returns the filters that Spark has to apply."""
+        """Record which messages need not be read. Returns the filters that Spark has to apply."""
         self._reader.pushed, left = push_filters(filters, self._reader.pushed)
         return left
 

@@ -13,7 +13,7 @@ from typing import Final
 from rt.errors import InvalidOption
 
 HEADERS_KIND: Final = "array<struct<key:string,value:binary>>"
-"""As of Spark's Kafka source. Null if a message has no headers."""
+"""The same type as in Spark's Kafka source. Null if a message has no headers."""
 
 COLUMNS: Final = {
     "position": "bigint",
@@ -26,16 +26,16 @@ COLUMNS: Final = {
     "timestamp_ns": "bigint",
     "run": "bigint",
 }
-"""Name and Spark type of each. `timestamp` has microseconds, like Spark's type. The exact `timestamp_ns`, and
-the `run` of the publisher, within which a `number` is unique, are read only if a schema names them; `headers`
-also with the option includeHeaders.
+"""The name and the Spark type of each column. `timestamp` has microseconds, like Spark's type. The exact
+`timestamp_ns` and the `run` of the publisher are read only if a schema names them. A `number` is unique
+within a `run`. `headers` are read if a schema names them, or with the option includeHeaders.
 """
 
 _ON_REQUEST: Final = frozenset({"headers", "timestamp_ns", "run"})
 
 
 def default_columns(*, include_headers: bool = False) -> tuple[str, ...]:
-    """What is read without a user's schema."""
+    """The columns that are read without a user's schema."""
     names = [name for name in COLUMNS if name not in _ON_REQUEST]
     return (*names, "headers") if include_headers else tuple(names)
 
@@ -68,5 +68,6 @@ def check_columns(fields: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 def timestamp_ns(when: datetime) -> int:
     """Nanoseconds since the Unix epoch. `when` must have a time zone."""
-    since = when - datetime(1970, 1, 1, tzinfo=UTC)  # In UTC, `when` may be in the year 0 or 10,000.
+    # Not converted to UTC: the year could become 0 or 10,000.
+    since = when - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000

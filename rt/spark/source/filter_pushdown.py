@@ -1,8 +1,8 @@
-"""Which messages the source need not read because of a query's filters. Pure.
+"""Decides which messages the source need not read because of a query's filters. Pure.
 
-Filters are given by class name, column and value, as in Spark's data source API. Invariant: no message is
-skipped that a filter accepts. A filter that is not decided here exactly is handed back, and Spark applies it
-to every row.
+Filters are given by class name, column and value, as in Spark's data source API. Invariant: a message that
+the filters accept is never skipped. If a filter cannot be decided here exactly, it is returned to Spark, and
+Spark applies it to every row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class PushedFilters(Struct, frozen=True):
 
 
 def push_filters(filters: Iterable[_Filter], pushed: PushedFilters) -> tuple[PushedFilters, list[_Filter]]:
-    """Narrow `pushed` by `filters`, all of which must hold. Also returns those that Spark has to apply."""
+    """Narrow `pushed` by `filters`, all of which must hold. Also returns the filters that Spark has to
+    apply.
+    """
     left = []
     for each in filters:
         pushed, is_done = _push(each, pushed)
@@ -119,9 +121,9 @@ def _whole(value: Any) -> int | None:
 
 
 def _nanoseconds(value: Any, beyond_ns: int) -> int | None:
-    """A timestamp's nanoseconds. None if there is none, or if it has no time zone.
+    """The nanoseconds of a timestamp. None if `value` is not a timestamp, or has no time zone.
 
-    `beyond_ns`: a row's microseconds may represent a message up to this much later.
+    `beyond_ns`: a message may be up to this much later than the microseconds of its row.
     """
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None

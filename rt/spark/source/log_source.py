@@ -26,13 +26,13 @@ from rt.spark.options import ClusterSource
 from rt.spark.source.options import DirectorySource
 
 LEAP_BYTES: Final = 8 * 2**20
-"""From this number of synced bytes on, `bounds` skips them: reopening the log reads about half of that."""
+"""`bounds` skips synced bytes if there are at least this many: reopening the log reads about half as many."""
 
 _HINT = "path is a directory that holds log.X.Y files: <root>/<stream>/merged."
 
 
 class LocalLog:
-    """The log at `path`. `bounds` reads and verifies what is new since the last call.
+    """The log at `path`. `bounds` reads and verifies the messages that are new since the last call.
 
     A large amount of new data is skipped up to the durable end: its writer has verified and synced it, and
     readers verify it again. So the driver's reads do not grow with the stream.
@@ -41,7 +41,9 @@ class LocalLog:
     def __init__(self, path: str, *, disk: Disk = REAL) -> None:
         self.path = path
         self.epoch = 0
-        """Of the log when `bounds` read it last: without its line, which a directory does not have."""
+        """The epoch of the log when `bounds` read it last. It is without its line, because a directory does
+        not have the line.
+        """
         self._disk = disk
         self._tail: LogReader | None = None
         self._synced: DurableEnd | None = None
@@ -66,9 +68,10 @@ class LocalLog:
         return min(catalog.start, self._tail.position), self._tail.position
 
     def check(self, position: int, epoch: int) -> None:
-        """`rt.Diverged` if a forced reset replaced messages before `position` since it was right in `epoch`.
+        """`rt.Diverged` if a forced reset has replaced messages before `position` since `epoch`, in which
+        `position` was right.
 
-        Epoch 0: nothing is known of the position.
+        If `epoch` is 0, nothing is known about the position.
         """
         if epoch:
             with storage_errors(self.path, "listing a log"):
@@ -84,7 +87,7 @@ class LocalLog:
             or synced.origin != tail.identity.origin
             or tail.identity.kind is not LogKind.MERGED
         ):
-            return  # In a filtered log it may be after the last message.
+            return  # In a filtered log the end may be after the last message.
         known = before.offset if before is not None and before.id == synced.id else 0
         if synced.end > tail.position and synced.offset - known >= LEAP_BYTES:
             with contextlib.suppress(ValueError):  # Not visible yet: then read the log instead.
@@ -121,9 +124,9 @@ def open_log(
 ) -> LogSource:
     """Open the log. `rt.LogNotFound`, storage errors, `rt.CertificateError`.
 
-    `is_planned`: the driver has reached nodes to plan this. If none answers any more, they are waited for
-    longer than `connect_seconds`, as they may be restarting. `position` was right in `epoch`. `rt.Diverged`
-    if a forced reset replaced messages before it since.
+    `is_planned`: the driver has reached nodes to plan this. If no node answers any more, the call waits
+    longer than `connect_seconds`, as the nodes may be restarting. `position` was right in `epoch`.
+    `rt.Diverged` if a forced reset has replaced messages before `position` since then.
     """
     if isinstance(where, DirectorySource):
         log = LocalLog(where.path)

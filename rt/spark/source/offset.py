@@ -1,9 +1,9 @@
-"""A place in the log, as the checkpoint of a stream has it: {"position": N, "epoch": E, "first": F}.
+"""A position in the log, as the checkpoint of a stream stores it: {"position": N, "epoch": E, "first": F}.
 
-Everything before position N was read. F is where the query started. Position N was right in epoch E of the
-cluster (`rt.cluster_epoch`), 0 if that is not known.
+All messages before position N were read. F is the position at which the query started. Position N was right
+in epoch E of the cluster (`rt.cluster_epoch`); E is 0 if the epoch is not known.
 
-Spark compares the text of offsets, so the same place always has the same text.
+Spark compares the text of offsets, so equal offsets always have the same text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Offset(Struct, frozen=True):
 
     @property
     def is_first(self) -> bool:
-        """Nothing was read yet."""
+        """Whether nothing was read yet."""
         return self.position == self.first
 
     def to_json(self) -> dict[str, int]:
@@ -35,7 +35,9 @@ class Offset(Struct, frozen=True):
 
 
 def parse_offset(name: str, value: object) -> Offset:
-    """Parse an offset of a checkpoint, or its text. `rt.InvalidOption` for anything else in `name`."""
+    """Parse an offset of a checkpoint, or its text. For any other value, `rt.InvalidOption` that mentions
+    `name`.
+    """
     found: Any = json.loads(value) if isinstance(value, str) else value
     is_whole = isinstance(found, dict) and found.keys() == _ENDS.keys()
     if is_whole and all(_is_below(each, _ENDS[key]) for key, each in found.items()):
@@ -44,7 +46,7 @@ def parse_offset(name: str, value: object) -> Offset:
 
 
 def parse_start(name: str, value: object) -> Offset:
-    """Parse what users give: a position N, {"position": N}, or an offset of another query."""
+    """Parse a start that a user gives: a position N, {"position": N}, or an offset of another query."""
     position = value["position"] if isinstance(value, dict) and "position" in value else value
     if not _is_below(position, NUMBER_MAX + 1):
         raise refused(name, value, f'a position from 0 to {NUMBER_MAX}, as N or {{"position": N}}')

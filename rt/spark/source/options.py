@@ -95,7 +95,7 @@ class ReadOptions(Struct, frozen=True):
 
     @property
     def epoch(self) -> int:
-        """The latest epoch in which its bounds were right; 0 if they name none."""
+        """The latest epoch in which the bounds were right; 0 if no bound has an epoch."""
         return max((bound.epoch for bound in (self.start, self.end) if isinstance(bound, Offset)), default=0)
 
 

@@ -47,9 +47,9 @@ def plan_parts(
 
 
 def end_within(waypoints: Iterable[Waypoint], start: int, end: int, bytes_max: int) -> int:
-    """The furthest position up to `end` within `bytes_max` of `start`, but at least one further.
+    """The last position up to `end` that is within `bytes_max` bytes of `start`, but at least `start` + 1.
 
-    `waypoints` may be lazy: no more are consumed than needed.
+    `waypoints` may be lazy: only the needed ones are consumed.
     """
     before, limit = Waypoint(start, 0), None
     for waypoint in waypoints:
@@ -81,7 +81,9 @@ def position_at(waypoints: Sequence[Waypoint], log_bytes: int) -> int:
 
 
 def _cut(waypoints: Sequence[Waypoint], log_bytes: int, part_bytes: int) -> int:
-    """The nearest waypoint, unless it is further away than a quarter of a partition."""
+    """The position of the waypoint that is nearest to `log_bytes`. If it is further away than a quarter of a
+    partition, the interpolated position.
+    """
     at = bisect_right(waypoints, log_bytes, key=attrgetter("log_bytes"))
     near = min(waypoints[max(at - 1, 0) : at + 1], key=lambda waypoint: abs(waypoint.log_bytes - log_bytes))
     if abs(near.log_bytes - log_bytes) <= part_bytes // 4:

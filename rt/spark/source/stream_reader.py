@@ -3,18 +3,19 @@
 `rt.spark.source.offset` has the offsets.
 
 Spark's pitfalls handled here:
-- Spark does not record the start of a query, and asks for it again after a restart, when the log may start or
-  end elsewhere. So each offset has it, and a first batch that is repeated starts where it started before.
+- Spark does not record the start of a query. It asks for the start again after a restart, when the log may
+  start or end elsewhere. So each offset has the start of the query, and a first batch that is repeated starts
+  where it started before.
 - After a restart Spark may ask for the end of the log before it names an offset. So the log is opened again
-  for an offset of another line of epochs. That log raises `rt.Diverged`, or waits for nodes of that line.
-  A directory knows no lines: there each offset is compared with the place of the forced reset.
-- An end never goes back, nor before what was read. It is after the last verified message, never the size of a
-  file.
+  for an offset of another line of epochs. Then the log raises `rt.Diverged`, or waits for nodes of that line.
+  A directory knows no lines: there each offset is compared with the position of the forced reset.
+- An end never goes back, and is never before a message that was read. It is after the last verified message,
+  never the size of a file.
 - The limits also apply to `Trigger.AvailableNow`, in micro-batches.
 
-With `consumer` the nodes hold what may be read again after a crash: from the start of a new query, then from
-the end of the last micro-batch but one. Spark reports that a micro-batch is done only when it plans the next
-one. So a hold is always one micro-batch late, also while a query is idle.
+With `consumer` the nodes hold the messages that may be read again after a crash: from the start of a new
+query, then from the end of the micro-batch before the last one. Spark reports that a micro-batch is done only
+when it plans the next one. So a hold is always one micro-batch late, also while a query is idle.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
         """Where the query starts, if it is new; set at the first request."""
         self._is_held = False
         self._last: int | None = None
-        """`Trigger.AvailableNow`: where it ends."""
+        """The position at which the query ends, with `Trigger.AvailableNow`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_log": None}
@@ -102,7 +103,7 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     @plain_errors
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Where the next micro-batch ends, never before `start`."""
+        """The end of the next micro-batch, never before `start`."""
         before = _offset(start)
         first, log = before.position, self._log_of(before)
         low, high = log.bounds()
@@ -145,9 +146,9 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     @plain_errors
     def commit(self, end: dict[str, int]) -> None:
-        """Spark will not ask again for messages before `end`.
+        """Move the hold to `end`: Spark will not ask again for messages before `end`.
 
-        If no node can be reached, more is retained than needed; the next call moves the hold.
+        If no node can be reached, more messages are retained than needed; the next call moves the hold.
         """
         try:
             self._hold(_offset(end).position)
@@ -180,7 +181,9 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
 
 
 class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises `error` at the first call. If `streamReader` itself raises, Spark reports another error."""
+    """Raises `error` at the first call. If `streamReader` itself raised it, Spark would report another
+    error.
+    """
 
     def __init__(self, error: RtError) -> None:
         self._error = error

@@ -1,11 +1,11 @@
-"""The options of a table: `CREATE TABLE … USING rt OPTIONS (…)`. Pure, but for Spark's types.
+"""The options of a table: `CREATE TABLE … USING rt OPTIONS (…)`. Pure, except for Spark's types.
 
-Spark hands a table's properties to a Python data source when the table is created, and not when it is read.
-What it does keep is the schema that the source returned. So the options are in the metadata of its first
-column. They are paths and names; keys stay in their files.
+Spark passes the properties of a table to a Python data source when the table is created, but not when it is
+read. Spark only keeps the schema that the source returned. So the options are in the metadata of the first
+column of that schema. They are paths and names; keys stay in their files.
 
-Of a table's properties, Spark marks the user's options by a prefix and adds its own: `provider`, `owner`,
-`location`, `external`, `comment`, and all of TBLPROPERTIES.
+Among the properties of a table, Spark marks the user's options by a prefix. Spark adds its own properties:
+`provider`, `owner`, `location`, `external`, `comment`, and all of TBLPROPERTIES.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _TYPES: Final[dict[str, str | DataType]] = {
     "bigint": "long",
     HEADERS_KIND: ArrayType(StructType().add("key", "string").add("value", "binary")),
 }
-"""Types in a schema, where their names differ from those of SQL. Parsing SQL would need a session."""
+"""The types of a schema whose names differ from their names in SQL. Parsing SQL would need a session."""
 
 
 def options_of_table(properties: Mapping[str, str]) -> dict[str, str] | None:
-    """The user's options, if `properties` are those of a table that is created; otherwise None."""
+    """The user's options, if `properties` are the properties of a table that is created; otherwise None."""
     given = {name.lower(): value for name, value in properties.items()}
     if not {"provider", "owner"} <= given.keys():
         return None
@@ -51,6 +51,6 @@ def table_schema(options: Mapping[str, str], *, include_headers: bool) -> Struct
 
 
 def recorded_options(schema: StructType) -> dict[str, str]:
-    """What `table_schema` has recorded; empty for another schema."""
+    """The options that `table_schema` has recorded; empty for another schema."""
     found = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
     return dict(found) if isinstance(found, dict) else {}

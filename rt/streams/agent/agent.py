@@ -42,11 +42,14 @@ logger = logging.getLogger("rt.streams")
 _FULL_WAIT_S: Final = 1.0
 """How long to wait for consumers to advance before checking again which are slow, in seconds."""
 REWIND: Final = 256
-"""The queue is read from so many positions before what all subscriptions have. A consumer that keeps its
-token continues after its own last event, which is a little before that. So it needs no history.
+"""The queue is read from this many positions before the position that all subscriptions have reached. A
+consumer that keeps its token continues after its own last event, which is a little before that position. So
+it needs no history.
 """
 _HUNG_S: Final = 5.0
-"""A consumer that has not got past an event for so many seconds holds up no others."""
+"""If a consumer has not advanced past an event for this many seconds, it no longer holds up other
+consumers.
+"""
 
 
 class PullingAgent:
@@ -69,8 +72,8 @@ class PullingAgent:
         self._stopping: asyncio.Task[None] | None = None
         self._saves_positions = True
         self._new_from: SequenceToken | None = None
-        """All subscriptions without a place of their own had everything before it when this was opened. What
-        is read before it is for consumers that go back.
+        """When this agent was opened, all subscriptions without a position of their own had all events before
+        this token. Events that are read before it are for consumers that go back.
         """
         self._refusals = 0
         """Consecutive retriable errors of the queue."""
@@ -122,8 +125,8 @@ class PullingAgent:
     async def stop(self, drain_s: float, *, saves_positions: bool = True) -> None:
         """Let deliveries under way finish for up to `drain_s` seconds, then save and acknowledge positions.
 
-        Without `saves_positions` nothing is saved or acknowledged. Errors are logged. It completes even if
-        the caller is cancelled. Another call waits for the same end and may shorten the drain.
+        Without `saves_positions` nothing is saved or acknowledged. Errors are logged. The stop completes even
+        if the caller is cancelled. Another call waits for the same stop and may shorten the drain.
         """
         self._saves_positions = self._saves_positions and saves_positions
         if self.is_stopping:
@@ -173,15 +176,17 @@ class PullingAgent:
         return SequenceToken(max(0, low.sequence_number - REWIND))
 
     def _needed(self, begin: SequenceToken | None) -> SequenceToken | None:
-        """The oldest position of any subscription, if it is before `begin`. Those before it read history."""
+        """The oldest position of any subscription, if it is before `begin`. Subscriptions before `begin` read
+        history.
+        """
         if begin is None or not self.queue.is_rewindable:
             return None
         places = [self._store.place(each.id) for each in self._store.records() if each.fault is None]
         return min((place for place in places if place is not None and place < begin), default=None)
 
     async def _opened_store(self) -> SubscriptionStore:
-        """Open it in a thread of its own, so that stores that hang keep no other queue waiting. If the caller
-        is cancelled, it is closed again.
+        """Open the subscription store in its own thread, so that a store that hangs does not delay other
+        queues. If the caller is cancelled, the store is closed again.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="rt-streams-store")
         opening = asyncio.get_running_loop().run_in_executor(thread, self._open_store, thread)
@@ -243,7 +248,7 @@ class PullingAgent:
 
     async def _wait_for_room(self) -> None:
         """Evict the slow consumers from the cache, if they are a minority or do not advance at all; otherwise
-        wait for them. Those that wait for more events get what there is first.
+        wait for them. Before that, slow consumers that wait for more events get the available events.
         """
         hurried = [cursor for cursor in self.queue.cache.slow() if cursor.owner.deliver_now()]
         if not hurried and self.queue.is_rewindable and (slow := self._dispensable()):
@@ -259,7 +264,8 @@ class PullingAgent:
     def _dispensable(self) -> list[Consumer]:
         """The consumers that hold up the others.
 
-        If all consumers hang or fail, they keep the cache for a while, which saves reading the history.
+        If all consumers hang or fail, they stay in the cache for a while. Then they need not read the
+        history.
         """
         slow = [cursor.owner for cursor in self.queue.cache.slow()]
         active = len(self._table.served) - len(self._table.catching_up)
@@ -289,7 +295,7 @@ class PullingAgent:
             cursor.owner.wake()
 
     def _is_old(self, end: SequenceToken) -> bool:
-        """Whether what ends there is only for consumers that go back."""
+        """Whether a batch or gap that ends at `end` is only for consumers that go back."""
         return self._new_from is not None and end <= self._new_from
 
     def knows(self, stream: StreamId) -> bool:
@@ -335,7 +341,7 @@ class PullingAgent:
 
 
 async def _through(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end, even if the caller is cancelled meanwhile."""
+    """Run `work` to its end, even if the caller is cancelled meanwhile."""
     doing = asyncio.ensure_future(work)
     while not doing.done():
         with contextlib.suppress(asyncio.CancelledError):

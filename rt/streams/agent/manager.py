@@ -36,10 +36,10 @@ class _QueueState(Struct):
     counts: QueueCounts = field(default_factory=QueueCounts)
     agent: PullingAgent | None = None
     starting: asyncio.Task[None] | None = None
-    """While `agent` starts."""
+    """The task that starts `agent`, while it runs."""
     closed_to: Fence | None = None
-    """Released or revoked at this fence. Not served until the queue was removed or came with a higher
-    fence.
+    """The fence at which the queue was released or revoked. The queue is not served until it was removed or
+    came with a higher fence.
     """
     failed: PullingAgent | None = None
     """The failed agent, until it is handled."""

@@ -1,4 +1,5 @@
-"""Where the streams of an implicit subscription start, if the subscription store of the queue is new to it.
+"""Decides where the streams of an implicit subscription start, if the subscription is new to the queue's
+subscription store.
 
     store:    pattern -> the first token that its streams need, or nothing: `low`, as all others
     history   that token is below `low`: the queue is read again from there, and meets its streams
@@ -6,7 +7,8 @@
 
 Invariants:
 - A pattern starts once. Its start is durable before the queue is read. Its streams then continue there.
-- While history is read, the stored token never passes what was read. So the next owner reads the rest.
+- While history is read, the stored token is never after the events that were read. So the next owner reads
+  the rest.
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ from rt.streams.subscriptions.subscription_store import SubscriptionStore
 
 
 class PatternStarts:
-    """Those of one queue."""
+    """The starts of the patterns in one queue."""
 
     def __init__(self, queue: ServedQueue, store: SubscriptionStore, factories: ConsumerFactories) -> None:
         self._queue = queue
         self._store = store
         self._factories = factories
         self._low = store.low
-        """Before anything was read by this agent. Streams without a place continue there."""
+        """The `low` of the store before this agent read anything. Streams without a position of their own
+        continue there.
+        """
         self._places: dict[str, SequenceToken] = {}
-        """Those that differ from `low`."""
+        """The starts of patterns that differ from `low`."""
 
     async def resolve(self) -> None:
         """Record the start of each pattern that is not known yet. Raises errors of the queue."""
@@ -61,19 +65,20 @@ class PatternStarts:
 
     @property
     def first(self) -> SequenceToken | None:
-        """Where the queue must be read from. None: patterns do not say it."""
+        """The token from which the queue must be read. None if the patterns do not determine it."""
         if not self._queue.is_rewindable:
             return None
         starts = dict(self._factories.starts())
         found = list(self._places.values())
         if self._low is None:
-            # The others start at the oldest event.
+            # The other patterns start at the oldest event.
             return min(found) if found and len(found) == len(starts) else SequenceToken(0) if found else None
         return min((place for place in found if place < self._low), default=None)
 
     def of(self, pattern: str, end: SequenceToken) -> tuple[SequenceToken, bool]:
-        """Where a stream of the pattern that has no place starts, if all before `end` was read. Also whether
-        what is missing there is a gap: not if it starts with what exists.
+        """The start of a stream of the pattern that has no position of its own, if all events before `end`
+        were read. Also whether missing events there are a gap. They are no gap if the stream starts at the
+        oldest event that exists.
         """
         place = self._places.get(pattern)
         if place is None:
@@ -81,7 +86,9 @@ class PatternStarts:
         return max(end, place), place > SequenceToken(0)
 
     def note(self, end: SequenceToken, low: SequenceToken) -> None:
-        """All events before `end` were read, and all streams without a place have everything before `low`."""
+        """Record that all events before `end` were read, and that all streams without a position of their own
+        have all events before `low`.
+        """
         for name in self._factories.starts():
             place = self._places.get(name)
             if not self._store.knows_pattern(name) or (place is not None and place < low <= end):

@@ -1,12 +1,12 @@
 """Makes the positions of a queue's consumers durable, then acknowledges them to the queue.
 
 Invariants:
-- The queue is acknowledged only up to what every subscription has, served here or not, and only after that is
-  durable.
-- What a consumer has accepted is durable after `save_every_s` and two commits, however long they wait for the
-  disk. So a kill repeats no older events. It takes longer in three cases: commits of changed subscriptions
-  add their time, and so do a save that keeps the event loop for more than a tenth of `save_every_s`, and an
-  acknowledgement that takes longer than `save_every_s`.
+- The queue is acknowledged only up to the position that every subscription has reached, served here or not,
+  and only after that position is durable.
+- Events that a consumer has accepted are durable after `save_every_s` and two commits, however long the
+  commits wait for the disk. So a kill repeats no older events. It takes longer in three cases. Commits of
+  changed subscriptions add their time. A save adds its time if it occupies the event loop for more than a
+  tenth of `save_every_s`. An acknowledgement adds its time if it takes longer than `save_every_s`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class PositionSaver:
             closing.add_done_callback(self._closing.discard)
 
     async def save(self) -> float:
-        """Save and acknowledge. Returns for how many seconds it kept the event loop from other work."""
+        """Save and acknowledge positions. Returns how many seconds this kept the event loop from other
+        work.
+        """
         async with self._is_saving:
             now = self._queue.now
             begun = now()
@@ -87,5 +89,7 @@ class PositionSaver:
             return busy_s
 
     def _lowest_needed(self, low: SequenceToken) -> SequenceToken:
-        """The first token that some subscription needs. `low` is the same for those in the cache."""
+        """The first token that any subscription needs. `low` is the first token that the subscriptions in the
+        cache need.
+        """
         return min([low, *self._table.reread_positions()]) if self._queue.is_rewindable else low

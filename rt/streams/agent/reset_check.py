@@ -1,9 +1,9 @@
 """Finds out whether the queue was reset by force since positions were stored, and moves them back if it was.
 
 Invariants:
-- The epoch is stored in the commit that moves the positions. So a reset is noticed once, by whichever host
+- The epoch is stored in the commit that moves the positions. So a reset is noticed once, by the host that
   opens the store next.
-- A position that may stand for another event than when it was stored is never used.
+- A position is never used if it may refer to another event than when it was stored.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from rt.streams.subscriptions.subscription_store import SubscriptionStore
 logger = logging.getLogger("rt.streams")
 
 _KNOWN_S: Final = 5.0
-"""How long the queue may take to say in which epoch it is, in seconds."""
+"""How long the queue may take to report its epoch, in seconds."""
 _AGAIN_S: Final = 5.0
 
 
 class ResetCheck:
-    """Of one queue, for one agent."""
+    """The check of one queue, for one agent."""
 
     def __init__(self, queue: ServedQueue, store: SubscriptionStore) -> None:
         self._queue, self._store = queue, store
         self._is_known = False
 
     async def enter(self) -> None:
-        """Edit the store, which the caller commits. If the queue does not answer, `run` finds it out."""
+        """Check for a reset and edit the store; the caller commits the store. If the queue does not answer,
+        `run` checks for a reset later.
+        """
         try:
             async with asyncio.timeout(_KNOWN_S):
                 epoch = await self._queue.adapter.epoch(self._queue.id)

@@ -42,11 +42,11 @@ class _Place(NamedTuple):
 
 
 _LATEST_S: Final = 5.0
-"""How long the queue may take to say where it ends, in seconds."""
+"""How long the queue may take to report its end, in seconds."""
 
 
 class SubscriptionService:
-    """What an agent offers to the provider."""
+    """The operations that an agent offers to the provider."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SubscriptionService:
             return await self._create(record, observer, place, delivery)
 
     async def _found(self, stream: StreamId, start: CheckedStart) -> _Place:
-        """Where a subscription starts. Nothing is awaited after that is known."""
+        """The start of a subscription. Nothing is awaited after the start is known."""
         if start is StartPosition.LATEST:
             return _Place(await self._latest(), is_named=False)
         known = await known_start(self._queue.adapter, self._queue.id, start)
@@ -101,7 +101,7 @@ class SubscriptionService:
         return _Place(self._start_of(stream, known), is_named=isinstance(known, SequenceToken))
 
     async def _latest(self) -> SequenceToken:
-        """The end of the queue; if the queue does not say it, the end of what was read."""
+        """The end of the queue. If the queue does not report it: the end of the events that were read."""
         end = None
         try:
             async with asyncio.timeout(_LATEST_S):
@@ -125,8 +125,9 @@ class SubscriptionService:
         and_then: Callable[[], None] | None = None,
         if_undone: Callable[[], None] = lambda: None,
     ) -> str:
-        """`and_then` is called in the same step as the edits, for an observer of a factory. Then they stay if
-        their commit is unknown. `if_undone` is called in the step in which they are undone.
+        """Create a subscription. `and_then` is for an observer of a factory, and is called in the same step
+        as the edits. With `and_then` the edits stay if the result of their commit is unknown. `if_undone` is
+        called in the step in which the edits are undone.
         """
         served = self._table.serve(record, observer, place.wanted, is_named=place.is_named, delivery=delivery)
 
@@ -213,7 +214,7 @@ class SubscriptionService:
             raise NoSuchSubscription("the subscription ended while it was resumed", got=subscription_id)
 
     async def unsubscribe(self, subscription_id: str, and_then: Callable[[], None] = lambda: None) -> None:
-        """End it; does nothing if it does not exist. Waits for a call of its observer under way.
+        """End the subscription; do nothing if it does not exist. Waits for a call of its observer under way.
 
         `and_then` is called in the same step as the edits. Raises `StreamError` for an implicit subscription
         whose pattern is registered on this host.
@@ -264,7 +265,7 @@ class SubscriptionService:
         if self._queue.pause(is_paused=is_paused):
             self._store.pause(int(time.time()) if is_paused else None)
             for consumer in list(self._table.served.values()):
-                consumer.wake()  # While it is paused it only sees that.
+                consumer.wake()  # During a pause the consumer only notices the pause.
         answer(QueueAnswer(state="paused" if is_paused else "continued"))
         await self._store.commit()
 

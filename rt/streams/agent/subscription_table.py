@@ -3,7 +3,7 @@
 Invariants:
 - A new stream gets its implicit consumers in the same step, each at its stored position, so that they miss no
   event.
-- A recorded subscription that is not served keeps its place.
+- A recorded subscription that is not served keeps its position.
 - Nothing here waits, except for a commit when a subscription ends.
 """
 
@@ -61,11 +61,11 @@ class SubscriptionTable:
         self._moved: dict[Consumer, None] = {}
         """The consumers whose position differs from the stored one."""
         self.leaving: dict[Consumer, None] = {}
-        """No longer served, but not closed yet."""
+        """Consumers that no longer serve a subscription, but are not closed yet."""
         self._reads_history = False
-        """Whether the queue is read before what all subscriptions have."""
+        """Whether the queue is read at positions that all subscriptions have already passed."""
         self.unattended: dict[str, None] = {}
-        """Recorded, not faulted, and without an observer on this host."""
+        """The ids of subscriptions that are recorded, not faulted, and without an observer on this host."""
 
     # Streams
 
@@ -80,8 +80,8 @@ class SubscriptionTable:
         known.seen_at = now
 
     def apply_patterns(self) -> None:
-        """Serve what a new pattern gives the known streams, and the recorded subscriptions that waited for
-        it.
+        """Serve the subscriptions that a new pattern gives to the known streams, and the recorded
+        subscriptions that waited for the pattern.
         """
         for subscription_id in list(self.unattended):
             record = self._store.record(subscription_id)
@@ -106,8 +106,8 @@ class SubscriptionTable:
         return gone
 
     def _may_forget(self, consumer: Consumer) -> bool:
-        """Whether it has everything and that is stored. If it returns, it starts after what was read by
-        then.
+        """Whether the consumer has all events and its position is stored. If it returns, it starts after the
+        events that were read by then.
         """
         return (
             consumer.record.is_implicit
@@ -143,7 +143,7 @@ class SubscriptionTable:
     # Consumers
 
     def take_over(self, record: SubscriptionRecord) -> None:
-        """Serve a recorded subscription if its observer is known here; otherwise keep its place."""
+        """Serve a recorded subscription if its observer is known here; otherwise keep its position."""
         place = self._store.place(record.id) or self._store.low or SequenceToken(0)
         if record.fault is not None:
             return
@@ -163,8 +163,8 @@ class SubscriptionTable:
         is_named: bool = True,
         delivery: DeliveryOptions | None = None,
     ) -> Consumer:
-        """Its position is pinned at `wanted` when this returns. It gets no events before `begin`. See
-        `Consumer.seat`.
+        """Serve a subscription with a new consumer. The position of the consumer is pinned at `wanted` when
+        this returns. The consumer gets no events before its `begin` is called. See `Consumer.seat`.
         """
         if delivery is None:
             delivery = self._factories.delivery(record)
@@ -188,11 +188,15 @@ class SubscriptionTable:
         return consumer
 
     def serves(self, consumer: Consumer) -> bool:
-        """Whether this consumer serves its subscription. False once that was resumed or has ended."""
+        """Whether this consumer serves its subscription. False after the subscription was resumed or has
+        ended.
+        """
         return self.served.get(consumer.record.id) is consumer
 
     def leave(self, consumer: Consumer) -> bool:
-        """Stop serving it; its cursor is already closed or will be. Returns whether it was served."""
+        """Stop serving the consumer's subscription with it. Its cursor is already closed or will be closed.
+        Returns whether the consumer served the subscription.
+        """
         was_served = self.serves(consumer)
         if was_served:
             del self.served[consumer.record.id]
@@ -207,14 +211,16 @@ class SubscriptionTable:
     # Reports of consumers
 
     def on_advanced(self, consumer: Consumer, events: int) -> None:
-        """It accepted `events` more events. The position of one that is no longer served is ignored."""
+        """The consumer accepted `events` more events. If it no longer serves its subscription, its position
+        is ignored.
+        """
         self._queue.counts.delivered += events
         if self.served.get(consumer.record.id) is consumer:
             self._moved[consumer] = None
         self._queue.progressed.set()
 
     def on_catch_up_started(self, consumer: Consumer) -> None:
-        """Its position must be stored separately from now on."""
+        """The consumer started to catch up. Its position must be stored separately from now on."""
         self._queue.counts.catch_ups += 1
         if self.serves(consumer):
             self.catching_up[consumer] = None
@@ -241,7 +247,9 @@ class SubscriptionTable:
             await self._store.commit()
 
     def observer(self, record: SubscriptionRecord) -> StreamObserver | None:
-        """Its observer on this host, if any. If the factory raises, it is called again as the policy says."""
+        """The observer of the subscription on this host, if any. If the factory raises, it is called again
+        according to the policy.
+        """
         try:
             return self._factories.observer(record)
         except Exception as error:  # noqa: BLE001 - whatever a factory raises
@@ -255,7 +263,7 @@ class SubscriptionTable:
         return observer
 
     def explicit(self, end: SequenceToken) -> list[SubscriptionLag]:
-        """The explicit subscriptions that are furthest behind `end`, the most first."""
+        """The explicit subscriptions that lag furthest behind `end`, the largest lag first."""
         found = list[SubscriptionLag]()
         low = self._store.low or end
         for record in self._store.records():
@@ -273,7 +281,7 @@ class SubscriptionTable:
         return heapq.nlargest(SUBSCRIPTIONS_MAX, found)
 
     def stuck_calls(self) -> list[StuckCall]:
-        """The consumers that have not got past an event for too long."""
+        """The consumers that have not advanced past an event for too long."""
         now, limit_s = self._queue.now(), self._queue.options.stuck_after_s
         return [
             StuckCall(age_s, each.record.stream.topic, each.record.label)
@@ -291,15 +299,16 @@ class SubscriptionTable:
     # Stored positions
 
     def note(self, low: SequenceToken) -> None:
-        """Store the positions of all consumers. `low` is the position of those in the cache.
+        """Store the positions of all consumers. `low` is the position of the consumers in the cache.
 
-        A consumer back in the cache may be before the stored `low`. Then its place is stored, as while it
-        caught up.
+        A consumer that is back in the cache may be before the stored `low`. Then its own position is stored,
+        as during its catch-up.
         """
         noted = max(low, self._store.low or low)
         before, self._reads_history = self._reads_history, self._queue.cache.end < noted
         if before and not self._reads_history:
-            self._moved.update(dict.fromkeys(self.served.values()))  # Idle ones need no place any more.
+            # Idle consumers no longer need a position of their own.
+            self._moved.update(dict.fromkeys(self.served.values()))
         places: dict[str, SequenceToken] = {}
         moved, self._moved = self._moved, {}
         for consumer in {**moved, **self.catching_up}:
@@ -314,7 +323,7 @@ class SubscriptionTable:
         self._starts.note(self._queue.cache.end, noted)
 
     def reread_positions(self) -> list[SequenceToken]:
-        """The places of subscriptions that must read again what the others have."""
+        """The positions of subscriptions that must read events again that the other subscriptions have."""
         places = [self._store.place(each) for each in self.unattended]
         return [consumer.wanted for consumer in self.catching_up] + [
             each for each in places if each is not None

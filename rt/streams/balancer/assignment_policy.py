@@ -56,16 +56,16 @@ class AssignmentPolicy(Protocol):
 
 
 class RingPolicy:
-    """Consistent hashing: a queue belongs to the host whose part of the ring it lies in."""
+    """Consistent hashing: a queue belongs to the host whose part of the ring contains it."""
 
     def __init__(self) -> None:
         self._seen: tuple[str, frozenset[str], QueueMapper, Mapping[str, frozenset[str]]] | None = None
         self._mine: list[QueueId] = []
-        """The result for that view. Cached, as consecutive polls usually see the same hosts."""
+        """The result for the view in `_seen`. Cached, as consecutive polls usually see the same hosts."""
 
     def assign(self, view: HostView) -> Assignment:
         """A host that joins takes parts of others. A host that leaves gives its parts to the next hosts on
-        the ring. A queue that only some hosts can serve has a ring of these.
+        the ring. A queue that only some hosts can serve has a ring of these hosts.
         """
         seen = view.host, view.hosts, view.mapper, dict(view.reach)
         if seen != self._seen:
@@ -132,10 +132,12 @@ class MaturePolicy:
 
 
 class SharePolicy:
-    """Each host has as many queues as the others, or one more; any queues that it can serve.
+    """Each host has the same number of queues as the others, or one more. It may have any queues that it can
+    serve.
 
-    A host with too many gives up those that most other hosts can serve, and of these the ones that it won
-    first. A queue that only one host can serve is always that host's.
+    A host with too many queues first gives up the queues that the largest number of other hosts can serve.
+    Among these it first gives up the queues that it won first. A queue that only one host can serve always
+    belongs to that host.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -158,7 +160,9 @@ class SharePolicy:
 
 
 def _share(view: HostView) -> int:
-    """How many queues this host should have. Of the hosts that can serve a queue, one with few has it."""
+    """How many queues this host should have. Among the hosts that can serve a queue, a host with few queues
+    has it.
+    """
     if not view.reach:
         return share_of(view.host, view.hosts, len(view.mapper.queues))
     counts = dict.fromkeys(sorted(view.hosts), 0)
@@ -178,8 +182,8 @@ def _towards(view: HostView, wanted: Collection[QueueId]) -> Assignment:
 
 
 def _servable(shares: Mapping[str, Sequence[str]], view: HostView) -> list[str]:
-    """The queues of this host by `shares`, without those that it cannot serve, and with some of those that
-    other present hosts cannot serve. The same host gets such a queue in the view of every host.
+    """The queues of this host by `shares`. Queues that it cannot serve are left out. Some queues that other
+    present hosts cannot serve are added. The same host gets such a queue in the view of every host.
     """
     mine: list[str] = []
     for host, names in shares.items():
@@ -194,7 +198,7 @@ def _servable(shares: Mapping[str, Sequence[str]], view: HostView) -> list[str]:
 
 
 def _rank(host: str, name: str) -> bytes:
-    """Rendezvous hashing: of the hosts, the one with the lowest rank has the queue."""
+    """Rendezvous hashing: the host with the lowest rank has the queue."""
     return blake2b(f"{host}\n{name}".encode(), digest_size=16).digest()
 
 

@@ -3,8 +3,8 @@
 Invariants:
 - One host at a time serves a queue. A balancer names a queue only while this host owns it, and gives it up
   only after the host has reported that nothing of the queue runs there.
-- If ownership expires, the host is told to stop at once. What it delivered before it stopped may be delivered
-  again by the next owner.
+- If ownership expires, the host is notified to stop at once. Events that it delivered before it stopped may
+  be delivered again by the next owner.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class QueueListener(Protocol):
     async def release(self, queue: QueueId) -> None:
         """Stop serving `queue`: drain, flush, and return when nothing of it runs here.
 
-        Called while the queue is still in `my_queues()` and owned. Nothing new is read; deliveries under way
-        may finish; then what was delivered is made durable and acknowledged. After the host's `drain_s` it
-        must stop wherever it is; the next owner delivers the rest. Must not raise for errors meanwhile. The
-        host must not serve the queue again until it was missing from `my_queues()` at a `queues_changed`, or
-        returned with a higher fence. Returns at once for a queue that is not served here.
+        Called while the queue is still in `my_queues()` and owned. Nothing new is read. Deliveries under way
+        may finish. Then the delivered events are made durable and acknowledged. After `drain_s` of the host,
+        it must stop even if deliveries are not finished; the next owner delivers the rest. Must not raise for
+        errors meanwhile. The host must not serve the queue again until the queue was missing from
+        `my_queues()` at a `queues_changed`, or returned with a higher fence. Returns at once for a queue that
+        is not served here.
         """
 
     async def revoke(self, queue: QueueId) -> None:
@@ -78,8 +79,8 @@ class QueueBalancer(Protocol):
         """Stop notifying it. False if it was not subscribed."""
 
     async def stop(self) -> None:
-        """Give every queue up as above, and end. No listener is called after that. Must allow a second
-        call.
+        """Give up every queue as described in the class, and end. No listener is called after that. Must
+        allow a second call.
         """
 
 

@@ -1,10 +1,10 @@
 """Leases that a cluster keeps by consensus, for one owner.
 
-The owner's certificate is a subscriber's or publisher's that names the group (`rt certs issue … --lease
-GROUP`). Names are relative to the group. No other owner gets a lease that this owner counts on: the owner's
-time starts before the request, the cluster's when it grants. There are two exceptions, in which the fencing
-token must detect the stale owner: the whole machine and its clock were paused, as a virtual machine may be;
-or an operator forced a quorum with a node that had missed entries.
+The owner's certificate is the certificate of a subscriber or publisher, and names the group (`rt certs issue
+… --lease GROUP`). Names are relative to the group. No other owner gets a lease that this owner counts on: the
+owner's time starts before the request, and the cluster's time starts when it grants the lease. There are two
+exceptions, in which the fencing token must detect the stale owner: the whole machine and its clock were
+paused, as a virtual machine may be; or an operator forced a quorum with a node that had missed entries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _UNKNOWN: Final = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
 
 
 def boot_clock() -> float:
-    """Seconds, counted while the machine sleeps too. Leases run on meanwhile."""
+    """The time in seconds. The clock also runs while the machine sleeps, because leases continue to run
+    meanwhile.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -51,8 +53,8 @@ class ClusterLeases:
     ) -> None:
         """`owner` is the certificate's name, optionally with a suffix. Default: a unique suffix.
 
-        A process that uses the owner of an earlier process takes back that one's leases at once. Make sure
-        that the earlier process has ended.
+        A process that uses the owner of an earlier process takes back the leases of that process at once.
+        Make sure that the earlier process has ended.
         """
         self._group = check_name(group, kind="group of leases")
         self._owner = check_lease_owner(owner or f"{tls.identity.name}~{os.urandom(6).hex()}")

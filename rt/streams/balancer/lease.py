@@ -20,7 +20,7 @@ from msgspec import Struct
 from rt.errors import InvalidOption
 
 QUEUES: Final = "queue/"
-"""The lease of a queue is called so, with the queue's name."""
+"""The prefix of the lease name of a queue. The queue's name follows."""
 
 
 class LeaseResult(enum.Enum):
@@ -75,20 +75,22 @@ class LeaseProvider(Protocol):
         """Acquire those that are free. A lease that this owner already holds is not available either."""
 
     async def renew(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseAnswer]:
-        """Extend each by its duration from now on."""
+        """Extend each lease: it lasts for its duration from now on."""
 
     async def release(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseResult]:
         """Release each at once. `INVALID_TOKEN`: it was not held; an earlier try may have released it."""
 
     async def held(self, prefix: str) -> Mapping[str, LeaseHolder] | None:
-        """The holders of all leases whose name starts with `prefix`, this owner too. May be slightly stale.
-        None: unknown.
+        """The holders of all leases whose name starts with `prefix`, including this owner. May be slightly
+        stale. None if the holders are unknown.
         """
 
     def reach(self) -> Mapping[str, frozenset[str]]:
-        """By queue name: the names of other leases than queues' on the queue's cluster, at the last `held`.
+        """By queue name: the names of all leases on the queue's cluster except the leases of queues, at the
+        last `held`.
 
-        Empty if all queues have one cluster. A cluster that did not answer, or only just does, is left out.
+        Empty if all queues have one cluster. A cluster that did not answer, or has answered only for a short
+        time, is left out.
         """
 
     def away(self) -> Collection[str]:
@@ -105,7 +107,7 @@ DRIFT: Final = 0.01
 
 
 def until_s(asked_s: float, duration_s: float) -> float:
-    """How long an owner may count on a lease whose acquire or renew call started at `asked_s`."""
+    """The time until which an owner may count on a lease whose acquire or renew call started at `asked_s`."""
     return asked_s + duration_s * (1 - DRIFT)
 
 
@@ -139,7 +141,7 @@ class LeaseTimes(Struct, frozen=True):
 
     @property
     def margin_s(self) -> float:
-        """A lease is not counted on for this long before its end, so that work can stop in time."""
+        """The owner no longer counts on a lease this long before its end, so that work can stop in time."""
         return self.lease_s / 10
 
 

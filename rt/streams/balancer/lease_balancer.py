@@ -81,7 +81,9 @@ class LeasedBalancer:
         return self._keeper.owns(queue, fence)
 
     def valid_until_s(self, queue: QueueId) -> float | None:
-        """Until when this host may serve the queue by the leases' clock, unless that lease is renewed."""
+        """The time until which this host may serve the queue, by the leases' clock, unless the lease of the
+        queue is renewed.
+        """
         return self._owned.valid_until_s(queue)
 
     def subscribe(self, listener: QueueListener) -> bool:
@@ -91,7 +93,7 @@ class LeasedBalancer:
         return self._keeper.listeners.remove(listener)
 
     async def stop(self) -> None:
-        """Give up every queue and this host's place, then end. May be called twice.
+        """Give up every queue and the lease of this host, then end. May be called twice.
 
         If cancelled it ends at once; leases still held expire.
         """
@@ -138,7 +140,8 @@ class LeasedBalancer:
         if rows is None or self._stopping.is_set():
             return
         if (other := self._namesake(rows)) is not None:
-            # Its queues must not be taken for leases that this host acquired without notice.
+            # The queues of the other host must not be mistaken for leases that this host acquired without
+            # notice.
             logger.error("owner_is_shared owner=%s host=%s other=%s", self._leases.owner, self.host, other)
             return
         await self._release_unknown(rows)

@@ -50,7 +50,9 @@ class LeaseKeeper:
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._context = copy_context()
-        """For tasks that begin when a consumer was about to be called: they must not have its variables."""
+        """The context for tasks that start when a consumer was about to be called: they must not have the
+        context variables of the consumer.
+        """
 
     # Lifecycle
 
@@ -70,7 +72,9 @@ class LeaseKeeper:
             await asyncio.wait([self._renewals])
 
     def end(self) -> None:
-        """Stop renewing. Leases still held expire, and their listeners are told that the queues are lost."""
+        """Stop renewing. Leases still held expire, and the listeners are notified that the queues are
+        lost.
+        """
         self._is_over = True
         if self.owned.queues:
             logger.warning("leases_left host=%s queues=%d", self._host, len(self.owned.queues))
@@ -88,7 +92,8 @@ class LeaseKeeper:
         return {} if self._is_over else self.owned.served(self._leases.now_s())
 
     def owns(self, queue: QueueId, fence: Fence) -> bool:
-        """Whether the lease with this token is valid by the clock. A lease that is not is lost from then on.
+        """Whether the lease with this token is valid by the clock. If it is not valid, it is lost from then
+        on.
 
         So a late answer to a renewal does not bring back a queue whose consumers have stopped.
         """
@@ -125,7 +130,7 @@ class LeaseKeeper:
             await asyncio.sleep(delay_s)
 
     async def _renew(self) -> bool:
-        """Renew what is held. False: the result of some is unknown."""
+        """Renew all held leases. Returns False if the result of a lease is unknown."""
         rights, place = self.owned.renewable(), self.owned.host_lease
         leases = [right.lease for _, right in rights] + ([place] if place is not None else [])
         answers = list(await self._leases.renew(leases)) if leases else []

@@ -48,11 +48,15 @@ class Listeners:
                 logger.exception("listener_failed host=%s", self._host)
 
     async def release(self, queue: QueueId) -> bool:
-        """Whether all report in time that the queue is drained and nothing of it runs."""
+        """Release the queue. Returns whether all listeners report in time that the queue is drained and
+        nothing of it runs.
+        """
         return await self._ask(queue, lambda listener: listener.release(queue))
 
     async def revoke(self, queue: QueueId) -> bool:
-        """Stop at once, without draining. Whether all report in time that nothing of the queue runs."""
+        """Stop at once, without draining. Returns whether all listeners report in time that nothing of the
+        queue runs.
+        """
         return await self._ask(queue, lambda listener: listener.revoke(queue))
 
     async def _ask(self, queue: QueueId, ask: Callable[[QueueListener], Awaitable[None]]) -> bool:
@@ -67,7 +71,9 @@ class Listeners:
     async def _stops(
         self, queue: QueueId, ask: Callable[[QueueListener], Awaitable[None]], listener: QueueListener
     ) -> bool:
-        """Whether the call succeeded in time. One that does not end even when cancelled is abandoned."""
+        """Whether the call succeeded in time. A call that does not end even when it is cancelled is
+        abandoned.
+        """
 
         async def asked() -> None:
             await ask(listener)

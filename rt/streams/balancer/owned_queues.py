@@ -1,5 +1,5 @@
-"""What a host owns by its leases: its own host lease, and the queues that it serves. Pure: times are passed
-in.
+"""The leases that a host owns: its own host lease, and the leases of the queues that it serves. Pure: times
+are passed in.
 
 Invariants:
 - A lease that expired by the clock is never reported as owned, even if everything else hangs.
@@ -38,7 +38,7 @@ class OwnedQueues:
         self._stopping: dict[QueueId, OwnedLease] = {}
         """The leases of lost queues whose work here may still run."""
         self._left: set[tuple[str, int]] = set()
-        """Leases and tokens of queues that failed to stop in time: their leases must expire."""
+        """The names and tokens of leases whose queues failed to stop in time: these leases must expire."""
 
     def served(self, now_s: float) -> dict[QueueId, Fence]:
         return {
@@ -51,7 +51,9 @@ class OwnedQueues:
         return lease.until_s - self._margin_s <= now_s
 
     def valid_until_s(self, queue: QueueId) -> float | None:
-        """Until when the queue may be served here, unless its lease is renewed. None if it may not."""
+        """The time until which the queue may be served here, unless its lease is renewed. None if it may not
+        be served.
+        """
         right = self.queues.get(queue)
         return None if right is None or right.is_released else right.lease.until_s - self._margin_s
 

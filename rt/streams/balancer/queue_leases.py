@@ -3,9 +3,9 @@
     queue/<queue>   on the cluster of that queue
     host/<host>     on every cluster: a host is present as long as one cluster that answers has its lease
 
-A cluster that does not answer in time is left out of what `held` returns. Its calls go on meanwhile, one at a
-time, and their result counts as soon as it is there. When it is back, its leases of other hosts count
-after the time of a lease: some may be of hosts that are gone.
+A cluster that does not answer in time is left out of the result of `held`. Its calls continue meanwhile, one
+at a time, and their result counts as soon as it is available. When the cluster answers again, its leases of
+other hosts count only after the duration of a lease: some may be of hosts that are no longer present.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNKNOWN: Final = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
 
 
 class ClusterAddress(Protocol):
-    """What of a `rt.streams.Cluster` is needed."""
+    """The part of a `rt.streams.Cluster` that is needed."""
 
     @property
     def endpoints(self) -> Sequence[str]: ...
@@ -53,9 +53,9 @@ class QueueLeases:
     """A `LeaseProvider` for the queues of several clusters. For one event loop. Close it."""
 
     def __init__(self, leases: Mapping[str, LeaseProvider]) -> None:
-        """`leases`: those of each queue's cluster, by the name of the queue, all of one owner.
+        """`leases`: the leases of each queue's cluster, by the name of the queue, all of one owner.
 
-        They are closed with this.
+        They are closed together with this object.
         """
         owners = {each.owner for each in leases.values()}
         if len(owners) != 1:
@@ -67,22 +67,26 @@ class QueueLeases:
         self._places: dict[str, OwnedLease] = {}
         """By cluster: the lease of this host there."""
         self._place: OwnedLease | None = None
-        """The one of them that was given out last, for all."""
+        """The lease in `_places` that was returned last. It represents the leases of this host on all
+        clusters.
+        """
         self._strange: dict[str, OwnedLease] = {}
         """By cluster: a lease of this host there that was acquired without notice."""
         self._looking: dict[str, asyncio.Task[Mapping[str, LeaseHolder] | None]] = {}
         self._renewing: dict[str, asyncio.Task[tuple[dict[OwnedLease, LeaseAnswer], LeaseAnswer]]] = {}
         self._reach: dict[str, frozenset[str]] = {}
         self._since_s: dict[str, float] = {}
-        """Since when each cluster answers. The hosts need some time to acquire their leases there again."""
+        """By cluster: the time since which it answers. The hosts need some time to acquire their leases there
+        again.
+        """
         self._away: set[str] = set()
-        """Clusters that did not answer the last look: only their leases are renewed until they do."""
+        """Clusters that did not answer the last poll. Until they answer, their leases are only renewed."""
 
     @classmethod
     def of_clusters(
         cls, clusters: Mapping[str, ClusterAddress], group: str, *, owner: str | None = None
     ) -> QueueLeases:
-        """The leases of `group` in each of these clusters, which are those of `ClusterQueues`.
+        """The leases of `group` in each of these clusters, which are the clusters of `ClusterQueues`.
 
         Their certificates have one common name and name the group (`rt certs issue … --lease GROUP`). `owner`
         is that name, optionally with a suffix. Default: a unique suffix.
@@ -158,7 +162,9 @@ class QueueLeases:
     async def _renew_at(
         self, cluster: str, part: Sequence[OwnedLease], place: OwnedLease | None
     ) -> tuple[dict[OwnedLease, LeaseAnswer], LeaseAnswer]:
-        """Renew the leases of a cluster's queues, and this host's there; acquire that if it is missing."""
+        """Renew the leases of a cluster's queues, and the lease of this host on the cluster. If the host's
+        lease is missing, acquire it.
+        """
         leases, held = self._leases[cluster], self._places.get(cluster)
         both = [*part, *([held] if held is not None else [])]
         try:
@@ -186,7 +192,7 @@ class QueueLeases:
         return [results[one] for one in leases]
 
     async def held(self, prefix: str) -> Mapping[str, LeaseHolder] | None:
-        """What the clusters that answer have. None: none answers."""
+        """The holders of leases on the clusters that answer. None if no cluster answers."""
         for cluster in self._leases:
             if cluster not in self._looking:
                 self._looking[cluster] = asyncio.create_task(self._held_at(cluster, prefix))
@@ -218,12 +224,16 @@ class QueueLeases:
         return None if len(away) == len(self._leases) else rows
 
     def _is_settled(self, cluster: str) -> bool:
-        """Whether it answers for so long that all hosts are back there, and hosts that are gone are not."""
+        """Whether the cluster has answered for so long that it has the leases of all present hosts again, and
+        no leases of hosts that are no longer present.
+        """
         place = self._place
         return place is not None and self.now_s() - self._since_s[cluster] > place.duration_s
 
     def _was_away(self, cluster: str) -> bool:
-        """Whether others answer for longer. It may have leases of hosts that are gone."""
+        """Whether other clusters have answered for longer. Then this cluster may have leases of hosts that
+        are no longer present.
+        """
         return self._since_s[cluster] - min(self._since_s.values()) > 2 * LOOK_S
 
     async def _held_at(self, cluster: str, prefix: str) -> Mapping[str, LeaseHolder] | None:
@@ -268,7 +278,9 @@ class QueueLeases:
         ask: Callable[[str, Sequence[T]], Awaitable[Sequence[R]]],
         unknown: R,
     ) -> dict[T, R]:
-        """Ask the clusters that are there, each for its own. An error of one among several is logged."""
+        """Ask each cluster that is not away, for its own part of `asked`. If there are several clusters, the
+        error of one is logged.
+        """
         parts = dict[str, list[T]]()
         for one in asked:
             if (cluster := cluster_of(one)) not in self._away:
@@ -298,7 +310,7 @@ class QueueLeases:
     async def _release_place(self) -> LeaseResult:
         async def ask(cluster: str, _: Sequence[str]) -> Sequence[LeaseResult]:
             if (renewing := self._renewing.pop(cluster, None)) is not None:
-                # It may acquire the lease again.
+                # The renewal may acquire the lease again.
                 await asyncio.wait([renewing])
                 if (renewed := renewing.result()[1].lease) is not None:
                     self._places[cluster] = renewed
@@ -324,7 +336,9 @@ class QueueLeases:
         return holder if self._place is None else LeaseHolder(holder.owner, self._place.token)
 
     def _one_place(self, answers: Mapping[str, LeaseAnswer]) -> LeaseAnswer:
-        """The lease of the host, from those of the clusters: it lasts as long as the longest of them."""
+        """The lease of the host, from its leases on the clusters: it lasts as long as the longest of
+        these.
+        """
         for cluster, answer in answers.items():
             if answer.lease is not None:
                 self._places[cluster] = answer.lease

@@ -1,7 +1,8 @@
 """The changes of one commit to a lease's table, and their division into parts that the nodes accept.
 
-Pure. A key of the table is `CATEGORY<NUL>KEY`. The nodes keep the parts until the last one has come, and then
-apply all in order. Invariant: the result is that of the changes as a whole, however they are divided.
+Pure. A key of the table is `CATEGORY<NUL>KEY`. The nodes keep the parts until the last part has arrived. Then
+they apply all parts in order. Invariant: the result is the result of the changes as a whole, however the
+changes are divided.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ PART_BYTES: Final = 56 << 10
 """Maximum size of one part, and so of one row, as `row_bytes` counts it. The nodes accept 64 KiB
 (`sequencer.state.leases.tables`)."""
 _ROW_BYTES: Final = 128
-"""What the nodes add for each row (`table_rows.ROW_BYTES`)."""
+"""Bytes that the nodes add for each row (`table_rows.ROW_BYTES`)."""
 KEY_BYTES_MAX: Final = 1024
-"""Maximum size of a key of the table, with its category. The nodes accept no longer ones."""
+"""Maximum size of a key of the table, with its category. The nodes reject longer keys."""
 CLEARS_MAX: Final = 16
-"""Maximum number of prefixes in one commit. The nodes accept no more, and all in the first part."""
+"""Maximum number of prefixes in one commit. The nodes reject more prefixes, and accept prefixes only in the
+first part.
+"""
 
 REQUESTS: Final = "requests"
 ANSWERS: Final = "answers"
@@ -25,7 +28,8 @@ ANSWERS: Final = "answers"
 
 
 class Changes(NamedTuple):
-    """What a commit does: first the clears, then the deletes, then the puts. A key is in one of the last two.
+    """The operations of a commit: first the clears, then the deletes, then the puts. A key is either in the
+    deletes or in the puts.
 
     The dictionaries with None are ordered sets.
     """
@@ -51,7 +55,7 @@ class Changes(NamedTuple):
         self.puts[key] = value
 
     def answer(self, request: bytes, until_ns: int, content: bytes) -> None:
-        """Delete a request and write its answer. `until_ns` is that of the request."""
+        """Delete a request and write its answer. `until_ns` is the `until_ns` of the request."""
         self.delete(f"{REQUESTS}\0{request.hex()}")
         self.put(f"{ANSWERS}\0{request.hex()}", bytes(8) + until_ns.to_bytes(8, "big") + content)
 
@@ -84,7 +88,7 @@ class Changes(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one command carries of a commit."""
+    """The part of a commit that one command carries."""
 
     clears: list[str]
     deletes: list[str]

@@ -2,11 +2,11 @@
 
     row of the store (category, key)  ->  row of the table: category, a zero byte, key
 
-The next owner of the lease finds the rows, on whichever host it runs. Invariants:
+The next owner of the lease finds the rows, on any host. Invariants:
 - A commit takes effect completely or not at all, in a majority of the nodes.
-- A host that lost the lease changes nothing, however late its commit arrives: `rt.Fenced`.
+- A host that has lost the lease changes nothing, even if its commit arrives late: `rt.Fenced`.
 
-The methods wait for the cluster, so they run in threads other than that of the event loop.
+The methods wait for the cluster, so they run in other threads than the event loop.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ from rt.streams.requests.owner_calls import ask_owner
 T = TypeVar("T")
 
 COMMIT_S: Final = 30.0
-"""How long a part of a commit is tried. The lease has expired by then, unless its time is longer."""
+"""How long a commit tries to send one part. After that time the lease has expired, unless its duration is
+longer.
+"""
 READ_S: Final = 10.0
 GRACE_S: Final = 10.0
-"""An event loop that answers this much later than a call ends does not run any more."""
+"""If the event loop has not answered this long after the time limit of a call, it does not run any more."""
 
 
 class _Uncertain(NamedTuple):
@@ -51,7 +53,9 @@ class _Uncertain(NamedTuple):
 
     changes: Changes
     last: TablePart
-    """It decides. Sent again, it finds the commit made, or makes it."""
+    """The last part decides. When it is sent again, the nodes report that the commit was made, or make the
+    commit.
+    """
 
 
 def cluster_stores(leases: QueueLeases) -> ClusterStores:
@@ -87,24 +91,24 @@ class ClusterStores:
 
 
 class TableStore:
-    """A `Store` in the table of `lease`. The constructor reads the table; call it in a thread, with the event
-    loop of `calls`.
+    """A `Store` in the table of `lease`. The constructor reads the table: call it in a thread, and give it
+    the event loop of `calls`.
 
-    Raises `rt.Fenced` if the lease was lost, and what `LeaseCalls.read_table` raises.
+    Raises `rt.Fenced` if the lease was lost, and the errors of `LeaseCalls.read_table`.
     """
 
     def __init__(self, calls: LeaseCalls, lease: LeaseRow, loop: asyncio.AbstractEventLoop) -> None:
         self._calls, self._lease, self._loop = calls, lease, loop
         self.store_id: Final = blake2b(lease.name.encode(), digest_size=16).hexdigest()
         self._rows: dict[str, dict[str, bytes]] = {}
-        """By category: what the table has, as far as this store knows."""
+        """The rows of the table, by category, as far as this store knows them."""
         self._writer: TableWriter | None = None
         self.claims: Final = Claims(lease.name)
         self._uncertain: _Uncertain | None = None
         self._is_closed = False
         self._is_interrupted = False
         self._call: Future[Any] | None = None
-        """The call to the cluster under way."""
+        """The call to the cluster that is under way."""
         self._require_thread()
         self._commits = self._load()
 
@@ -130,7 +134,7 @@ class TableStore:
         self._is_closed = True
 
     def interrupt(self) -> None:
-        """See `Interruptible`. The cluster may make the commit later, until the lease has another owner."""
+        """See `Interruptible`. Until the lease has another owner, the cluster may still make the commit."""
         self._is_interrupted = True
         if (call := self._call) is not None:
             call.cancel()
@@ -148,13 +152,13 @@ class TableStore:
             raise Closed("the store is closed", hint="Make another store.")
 
     async def requests(self) -> Sequence[OwnerRequest]:
-        """The requests to the owner that wait. Raises errors of the nodes."""
+        """The waiting requests to the owner. Raises errors of the nodes."""
         self.require_open()
         asking = self._calls.waiting_requests(self._lease, self._commits, timeout_s=READ_S)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, self._loop))
 
     def commit(self, changes: Changes) -> None:
-        """Send the changes in parts. `CommitUnknown` if the last one may have been committed."""
+        """Send the changes in parts. `CommitUnknown` if the last part may have been committed."""
         self._require_thread()
         self._resolve()
         changes.limit_clears(self._rows)
@@ -196,10 +200,10 @@ class TableStore:
         )
 
     def _resolve(self) -> None:
-        """Make sure whether the last commit happened.
+        """Find out for certain whether the last commit happened.
 
-        Its last part is sent again. The number of commits would not tell: the node that answers may know an
-        earlier one, or count a late commit of another store with the same lease.
+        The last part of that commit is sent again. The number of commits is not enough: the answering node
+        may know an earlier number, or may count a late commit of another store with the same lease.
         """
         if self._uncertain is None:
             return
@@ -213,7 +217,7 @@ class TableStore:
         self._uncertain = None
 
     def _load(self) -> int:
-        """Read all pages, from the first one again if a late commit came in between."""
+        """Read all pages. Start again from the first page if a late commit arrived in between."""
         page = first = 0
         while True:
             commits, found, next_page = self._wait(
@@ -249,7 +253,7 @@ class TableStore:
     def _put(self, row: str, value: bytes) -> None:
         category, _, key = row.partition("\0")
         if category in (REQUESTS, ANSWERS):
-            return  # Others add and remove them too.
+            return  # Others add and remove these rows too.
         self._rows.setdefault(category, {})[key] = value
 
     def _require_thread(self) -> None:
@@ -258,7 +262,9 @@ class TableStore:
                 raise OutOfTurn("the store waits for this event loop", hint="Call it in another thread.")
 
     def _wait(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """What `work` returns, which ends after `timeout_s`. Never waits for an event loop that is over."""
+        """Return the result of `work`, which ends after `timeout_s`. Never waits for an event loop that has
+        ended.
+        """
         try:
             waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError as error:

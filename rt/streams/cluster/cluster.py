@@ -1,4 +1,4 @@
-"""One of the clusters whose logs are queues, as a host reaches it."""
+"""A cluster whose log is a queue, and how a host reaches it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Level: TypeAlias = Literal["replicated", "merged"]
 
 
 class Cluster(Struct, frozen=True):
-    """One of the clusters, as this host reaches it.
+    """A cluster, and how this host reaches it.
 
-    To read: `path`, `endpoints` and `tls` are those of `rt.Subscriber`. With `name`, that of the certificate
-    (role subscriber), the nodes retain what the subscription store of the queue has not acknowledged: the
-    hold is called `<name>~store-<id of the store>`.
+    To read: `path`, `endpoints` and `tls` have the same meaning as in `rt.Subscriber`. `name` is the name of
+    the certificate (role subscriber). If it is given, the nodes retain everything that the subscription store
+    of the queue has not acknowledged: the hold is called `<name>~store-<id of the store>`.
 
-    To write: `writer` opens a publisher of that stream; `level` is the durability that `publish` waits for,
-    at most `level_s` seconds. None: synced on this host.
+    To write: `writer` opens a publisher of that stream. `level` is the durability that `publish` waits for,
+    at most `level_s` seconds. If `level` is None, `publish` waits until the events are synced on this host.
     """
 
     stream: str
@@ -37,7 +37,9 @@ class Cluster(Struct, frozen=True):
     level_s: float = 30.0
 
     def directory(self, topics: Sequence[str] = ()) -> str:
-        """The log that this host reads: with nodes, its copy of these topics (empty: all)."""
+        """The directory of the log that this host reads. With nodes, it is this host's copy of these topics
+        (empty: all).
+        """
         if not self.endpoints and is_log_directory(REAL, self.path):
             return self.path
         return copy_directory(self.path, self.stream, topics if self.endpoints else ())

@@ -32,9 +32,10 @@ _VALUE_BYTES: Final = 64
 
 
 class TopicSelection:
-    """Topics that match one of `patterns` (`*`, `?`, `[…]`). None: all. `rt.InvalidOption`.
+    """Topics that match one of `patterns` (`*`, `?`, `[…]`). None: all topics. Raises `rt.InvalidOption`.
 
-    Nodes send no others; of a directory their values are not read.
+    Nodes do not send messages of other topics. If a directory is read, the values of other topics are not
+    read.
     """
 
     def __init__(self, patterns: Collection[str] | None) -> None:
@@ -65,14 +66,16 @@ class UnreadableMessage(Struct, frozen=True):
 
 
 def position_of(token: SequenceToken, split: Split | None) -> int:
-    """Where to start reading to get the event of `token` and what follows."""
+    """The position to read from, to get the event of `token` and the following events."""
     return token.sequence_number + (split is None and token.event_index > 0)
 
 
 class ReadSizer:
-    """How many messages to request, so that they bring about as many events as there is room for.
+    """Calculates how many messages to request, so that they contain about as many events as there is room
+    for.
 
-    Starts with one, as the number of events per message is unknown; then at most doubles each time.
+    Starts with one message, because the number of events per message is unknown. After that, the number at
+    most doubles each time.
     """
 
     def __init__(self, split: Split | None) -> None:
@@ -84,7 +87,7 @@ class ReadSizer:
         return events_max if self._is_even else min(self._messages, events_max)
 
     def brought(self, messages: int, events: int, events_max: int) -> None:
-        """Record that `messages` brought `events`."""
+        """Record that `messages` messages contained `events` events."""
         self._messages = max(1, min(2 * messages, messages * events_max // max(events, 1)))
 
 
@@ -150,7 +153,7 @@ def _taken_apart(batch: EventBatch, split: Split) -> EventBatch:
 
 
 def _split(split: Split, value: bytes) -> Sequence[Any]:
-    # Whatever `split` raises, the message must not be lost.
+    # The message must not be lost, even if `split` raises.
     try:
         return split(value) or [UnreadableMessage(value, "it carries no event")]
     except Exception as error:  # noqa: BLE001

@@ -1,6 +1,7 @@
-"""Reads one topic of a cluster again: from the copy of this host, and what that does not have from the nodes.
+"""Reads one topic of a cluster again: from the copy of this host, and from the nodes if messages are missing
+in the copy.
 
-Invariant: only what the nodes have trimmed is a gap. Without nodes the log directory is all there is.
+Invariant: only messages that the nodes have trimmed are a gap. Without nodes, only the log directory is read.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueRead
 
 _ELSEWHERE_POSITIONS: Final = 65_536
-"""How much is read from the nodes before a copy is tried again that is damaged, or does not reach so far."""
+"""How many positions are read from the nodes before a copy is tried again, if the copy is corrupt or does not
+reach far enough.
+"""
 
 
 class ClusterHistory:
-    """`directory` is the copy, `nodes` the nodes' log; None: there are none. `generation`: see `NodeLogs`."""
+    """`directory` is the copy. `nodes` is the log of the nodes; None if there are no nodes. `generation`: see
+    `NodeLogs`.
+    """
 
     def __init__(
         self,
@@ -53,10 +58,12 @@ class ClusterHistory:
         self._copy: FollowReader | None = None
         self._range: NodeRangeReader | None = None
         self._lacking_until = 0
-        """The copy lacks messages before this position."""
+        """Messages before this position are missing in the copy."""
 
     async def read(self, events_max: int) -> QueueRead:
-        """The stream's next events. Without nodes none until the copy has reached this position."""
+        """The stream's next events. Without nodes, there are none until the copy has reached this
+        position.
+        """
         messages = self._pace.messages(events_max)
         if not await asyncio.to_thread(self._has_copy):
             return await self._read_nodes(messages, events_max)
@@ -105,7 +112,9 @@ class ClusterHistory:
         return QueueRead(found, self._at, self._gaps.take())
 
     def _has_copy(self) -> bool:
-        """Whether the copy has what comes next, or will have it. Then it is open. Runs in a thread."""
+        """Whether the copy has the next messages, or will have them. If so, the copy is open on return. Runs
+        in a thread.
+        """
         if self._copy is not None:
             return True
         if not is_log_directory(REAL, self._directory):

@@ -29,7 +29,7 @@ from rt.streams.queue.mapper import PartitionedQueueMapper, QueueMapper
 from rt.streams.queue.queue_epoch import QueueEpoch
 
 EPOCH_S: Final = 5.0
-"""How long the nodes may take to say in which epoch they are, in seconds."""
+"""How long the nodes may take to report their epoch, in seconds."""
 
 
 class ClusterQueues:
@@ -60,7 +60,7 @@ class ClusterQueues:
         self._writers: dict[str, ClusterWriter] = {}
         self._nodes: dict[str, NodeLogs] = {}
         self._epochs: dict[str, QueueEpoch] = {}
-        """By queue: the last epoch that its cluster named."""
+        """By queue: the last epoch that its cluster reported."""
 
     @property
     def direction(self) -> StreamDirection:
@@ -76,7 +76,7 @@ class ClusterQueues:
     ) -> None:
         """Publish values, in order. Returns when they have reached the cluster's `level`.
 
-        Raises what `rt.Publisher` raises. After `rt.Timeout` they may still be merged.
+        Raises the errors of `rt.Publisher`. After `rt.Timeout` the values may still be merged.
         """
         cluster = self._clusters[queue.name]
         if cluster.writer is None:
@@ -97,8 +97,8 @@ class ClusterQueues:
         store_id: str | None = None,
         needed: SequenceToken | None = None,
     ) -> ClusterReceiver | LeadingReceiver:
-        """With nodes and a `start` it is read from the nodes until the copy of this host follows them. The
-        copy has what is `needed`.
+        """With nodes and a `start`, the queue is read from the nodes until the copy of this host follows
+        them. The copy has the messages from `needed` on.
         """
         cluster, nodes = self._clusters[queue.name], self._nodes_of(queue)
         epoch = self._epochs.get(queue.name)
@@ -139,7 +139,9 @@ class ClusterQueues:
         return SequenceToken(await asyncio.to_thread(position_at, self._directory(queue), timestamp_ns))
 
     async def epoch(self, queue: QueueId) -> QueueEpoch | None:
-        """As a majority of the nodes knows it. None: there are no nodes, or they do not tell it."""
+        """The epoch of the queue, as a majority of the nodes knows it. None if there are no nodes, or if they
+        do not report it.
+        """
         cluster = self._clusters[queue.name]
         if not cluster.endpoints or cluster.tls is None:
             return None
@@ -163,7 +165,7 @@ class ClusterQueues:
             await writer.close()
 
     def _generation_of(self, queue: QueueId) -> int | None:
-        """The generation of forced resets in which the positions are right; None: not known."""
+        """The generation of forced resets in which the positions are valid; None if it is not known."""
         epoch = self._epochs.get(queue.name)
         return None if epoch is None else epoch.stored.generation
 

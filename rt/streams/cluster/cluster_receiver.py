@@ -1,4 +1,6 @@
-"""Follows one cluster's log in the copy of this host. What the copy lacks is read from the nodes."""
+"""Follows one cluster's log in the copy of this host. Messages that are missing in the copy are read from the
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _END_AGAIN_S: Final = 1.0
 """How often the end of the local copy is refreshed, in seconds. Used for the lag metric only."""
 
 _BEHIND_S: Final = 0.2
-"""The wait before nodes that have less than this host are asked again, in seconds."""
+"""The wait before the nodes are asked again, in seconds, if they have fewer messages than this host."""
 
 
 class ClusterReceiver:
@@ -59,19 +61,19 @@ class ClusterReceiver:
         """Set until the first batch, if no position was requested."""
         self._is_first = True
         self._end = 0
-        """What was read ends there."""
+        """The end of the messages that were read."""
         self._range: NodeRangeReader | None = None
         self._range_end = 0
-        """What the copy lacks is read up to there."""
+        """Messages that are missing in the copy are read up to this position."""
         self._waiting: MessageBatch | None = None
-        """The batch of the copy that comes after that."""
+        """The batch of the copy that comes after `_range_end`."""
         self._cluster = cluster
         self._store_id = store_id
         self._epoch = epoch
         self._hold_files: HoldFiles | None = None
         """Set if the subscriptions are in memory."""
         self._hold: StoreHold | None = None
-        """Set if nodes hold the log back."""
+        """Set if the nodes retain messages for the subscription store."""
         self._subscriber: rt.aio.Subscriber
 
     async def check_copy(self) -> None:
@@ -150,11 +152,13 @@ class ClusterReceiver:
         return self._passed_on([batch], batch.end, gaps, events_max)
 
     async def _look_for_start(self, batch: MessageBatch | None, begun_at: int) -> None:
-        """Find out what the copy lacks before its first messages; `batch` are these, if they are known."""
+        """Find the messages that are missing in the copy before its first messages. `batch` has the first
+        messages, if they are known.
+        """
         first = self._subscriber.position if batch is None else int(batch.positions[0])
         if first <= begun_at:
             return
-        # It may begin before them, with messages of other topics.
+        # The copy may start before them, with messages of other topics.
         first = min(first, await asyncio.to_thread(start_of, self._directory))
         self._begun_at = None
         if first > begun_at and self._nodes is None:
@@ -163,7 +167,9 @@ class ClusterReceiver:
             self._gaps.skips.appendleft(SkipForward(begun_at, first, "not in the copy"))
 
     def _begin_range(self, batch: MessageBatch | None) -> None:
-        """Read from the nodes what the copy lacks before `batch`, its next one."""
+        """Start to read from the nodes the messages that are missing in the copy before `batch`, its next
+        batch.
+        """
         skips = self._gaps.skips
         if self._nodes is not None and skips and (batch is None or skips[0].wanted < batch.positions[0]):
             skip = skips.popleft()
@@ -177,7 +183,7 @@ class ClusterReceiver:
         if read.end >= self._range_end:
             self._range = None
         elif not read.batches:
-            await asyncio.sleep(_BEHIND_S)  # The nodes that answer have less than the copy.
+            await asyncio.sleep(_BEHIND_S)  # The nodes that answer have fewer messages than the copy.
         return self._passed_on(read.batches, read.end, self._gaps.take(), events_max)
 
     def _passed_on(
@@ -194,7 +200,9 @@ class ClusterReceiver:
         return QueueRead(read, SequenceToken(end), gaps)
 
     def _require_epoch(self) -> None:
-        """`QueueReset` if what was read comes after a forced reset that was not known at `open`."""
+        """Raise `QueueReset` if the messages that were read come after a forced reset that was not known at
+        `open`.
+        """
         run = self._gaps.run
         if self._epoch is not None and generation_of_number(run) > self._epoch.stored.generation:
             raise QueueReset(
@@ -202,7 +210,7 @@ class ClusterReceiver:
             )
 
     async def acknowledge(self, low: SequenceToken) -> None:
-        """With a name: the nodes retain what comes after it, for this store."""
+        """If there is a name, the nodes retain the messages from `low` on for this store."""
         position = position_of(low, self._split)
         if self._hold_files is not None:
             await asyncio.to_thread(self._hold_files.acknowledge, position)

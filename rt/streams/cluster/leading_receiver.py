@@ -1,12 +1,14 @@
-"""Reads a queue from the nodes until the copy of this host follows them. So a new owner waits for no process.
+"""Reads a queue from the nodes until the copy of this host follows them. So a new owner does not wait for a
+process.
 
     nodes   ──────────► at          from the first second on
     copy        ──► at              `rt pull` has started, and brings the same events
     copy            ──────► at      it has as much: from here on it is read alone
 
 Invariants:
-- What one of the two has brought is not returned again.
-- Nodes that hang do not delay the copy, nor the other way round. The copy reports errors of the nodes.
+- Events that the nodes or the copy have returned once are not returned again.
+- Nodes that hang do not delay the copy, and a copy that hangs does not delay the nodes. The copy reports
+  errors of the nodes.
 - A read that is cancelled loses nothing: the next one returns its result.
 """
 
@@ -28,11 +30,11 @@ from rt.streams.queue.adapter import QueueGap, QueueRead, QueueReceiver
 logger = logging.getLogger("rt.streams")
 
 OPEN_S: Final = 1.0
-"""The copy is opened after the first read of the nodes, and after this time at the latest, in seconds. Its
-process takes processor time that the first read needs.
+"""The copy is opened after the first read of the nodes, and after this time at the latest, in seconds. The
+process of the copy uses processor time that the first read needs.
 """
 LOOK_S: Final = 1.0
-"""How often it is checked whether a copy that brings nothing follows the nodes, in seconds."""
+"""If the copy returns nothing: how often it is checked whether the copy follows the nodes, in seconds."""
 
 
 class CopyReceiver(QueueReceiver, Protocol):
@@ -56,9 +58,9 @@ class Feed(Protocol):
 
 
 class LeadingReceiver:
-    """A `QueueReceiver` from `start` on. `copy` must not be open yet; it starts there or earlier.
+    """A `QueueReceiver` from `start` on. `copy` must not be open yet, and starts at `start` or earlier.
 
-    `nodes` starts at `start`, and reports what the nodes have trimmed to `gaps`.
+    `nodes` starts at `start`. If the nodes have trimmed messages, `nodes` reports them to `gaps`.
     """
 
     def __init__(
@@ -146,11 +148,11 @@ class LeadingReceiver:
         return self._passed_on(found, SequenceToken(batch.end), self._gaps.take())
 
     def _passed_on_copy(self, read: QueueRead | None) -> QueueRead | None:
-        """The copy leads from now on, if it has brought as much as the nodes."""
+        """If the copy has reached the position of the nodes, only the copy is read from now on."""
         follows = self._copy.follows(self._at.sequence_number) if read is None else read.end >= self._at
         if self._leads and follows:
             self._leads = False
-            self._nodes.close()  # What it has read is in the copy too.
+            self._nodes.close()  # The copy has everything that was read from the nodes.
             if self._from_nodes is not None:
                 self._from_nodes.cancel()
         return None if read is None else self._passed_on(read.batches, read.end, read.gaps)
@@ -169,6 +171,8 @@ class LeadingReceiver:
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Its error is raised to whoever reads or acknowledges, if anyone does."""
+    """Mark the error of the task as retrieved. A call that reads or acknowledges raises it, if there is such
+    a call.
+    """
     if not task.cancelled():
         task.exception()

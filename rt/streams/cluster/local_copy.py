@@ -1,7 +1,8 @@
-"""This host's copy of a queue's log: its ends, its times, and whether it is of the log that the nodes have.
+"""This host's copy of a queue's log: its start and end, its times, and whether it is a copy of the log on the
+nodes.
 
-After a forced reset the nodes have other messages at positions that a copy had before. A reader of the copy
-would take the old ones for them, until the pull client has compared the bytes.
+After a forced reset the nodes have other messages at positions that a copy had before. Until the pull client
+has compared the bytes, a reader of the copy would mistake the old messages for the new ones.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def end_of(directory: str) -> int | None:
 
 
 def position_at(directory: str, timestamp_ns: int) -> int:
-    """0 if the log does not exist yet."""
+    """The result of `LogReader.position_at`; 0 if the log does not exist yet."""
     if not is_log_directory(REAL, directory):
         return 0
     with LogReader(directory) as reader:
@@ -63,7 +64,7 @@ def check_copy(directory: str, epoch: LogEpoch) -> None:
 
 
 def replaced_from(copied: Iterable[CopiedRun], epoch: LogEpoch) -> int | None:
-    """The first position of which the copy has a message of an earlier generation than the log."""
+    """The first position at which the message in the copy has an earlier generation than the log."""
     for each in copied:
         later = [first for run, first in epoch.runs.items() if _is_later(run, each.run) and first < each.end]
         if later:

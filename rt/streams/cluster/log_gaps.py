@@ -13,14 +13,14 @@ from rt.streams.queue.adapter import QueueGap
 logger = logging.getLogger("rt.streams")
 
 _REASON_MAX: Final = 2000
-"""Characters of the reasons of one gap."""
+"""Maximum number of characters in the reasons of one gap."""
 
 
 class LogGaps:
-    """The handler of a reader's events. A gap stays until it is passed on.
+    """The handler of a reader's events. A gap is kept until it is passed on.
 
-    With `keeps_skips` a skip is no gap: the reader's log is a copy that lacks these messages, and the nodes
-    may have them. It stays in `skips`.
+    With `keeps_skips` a skip is not a gap: the reader's log is a copy in which these messages are missing,
+    and the nodes may have them. The skip stays in `skips`.
     """
 
     def __init__(self, where: str, *, keeps_skips: bool = False) -> None:
@@ -54,7 +54,7 @@ class LogGaps:
         self._met.append(QueueGap(SequenceToken(wanted), SequenceToken(resumed), reason, is_reset))
 
     def take(self) -> list[QueueGap]:
-        """The gaps since the last call, in their order. Those that touch are one."""
+        """The gaps since the last call, in order. Gaps that touch are joined."""
         met = sorted(self._met, key=lambda gap: (gap.wanted, gap.resumed))
         self._met.clear()
         found = list[QueueGap]()

@@ -1,10 +1,10 @@
-"""Ranges of a merged log read from the nodes, where the copy of this host does not have them.
+"""Reads ranges of a merged log from the nodes, where the copy of this host does not have them.
 
 Invariants:
-- What the nodes have is read. Only what they have trimmed is a gap.
+- Everything that the nodes have is read. Only messages that the nodes have trimmed are a gap.
 - A read that is cancelled loses nothing: the next one returns its result.
-- Positions are read in the generation of forced resets in which they were right.
-- Reads use threads of their own. Nodes that hang keep no other work of this host waiting.
+- Positions are read in the generation of forced resets in which they are valid.
+- Reads use threads of their own. Nodes that hang do not block other work of this host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ PATIENCE_S: Final = 10.0
 _THREADS: Final = 4
 """How many ranges of a cluster are read at a time."""
 _WIDENING_MAX: Final = 64
-"""How many positions are read for each event that was requested, if most are of other streams."""
+"""Maximum number of positions that are read for each requested event, if most messages are of other
+streams.
+"""
 
 _BATCHES_MAX: Final = 4
 """How many batches a feed reads ahead."""
@@ -68,9 +70,10 @@ class NodeLogs:
     def reader(
         self, position: int, interest: Projection, gaps: LogGaps, generation: int | None
     ) -> NodeRangeReader:
-        """Reads from `position` on what `interest` selects. `gaps` gets what the nodes have trimmed.
+        """A reader of the messages from `position` on that `interest` selects. If the nodes have trimmed
+        messages, `gaps` gets the gap.
 
-        `generation`: of forced resets, in which the position is right; None: not known.
+        `generation`: the generation of forced resets in which the position is valid; None if it is not known.
         """
         return NodeRangeReader(self, position, interest, gaps, generation)
 
@@ -86,20 +89,22 @@ class NodeLogs:
         return await asyncio.wrap_future(self._pool.submit(self._with_any_log, lambda log: log.bounds()[1]))
 
     async def position_at(self, timestamp_ns: int) -> int:
-        """The first message with this timestamp or a later one; the end if there is none. Raises errors of
-        the nodes.
+        """The position of the first message with this timestamp or a later one; the end of the log if there
+        is none. Raises errors of the nodes.
         """
         self._require_open()
         find = partial(_position_at, timestamp_ns)
         return await asyncio.wrap_future(self._pool.submit(self._with_any_log, find))
 
     def feed(self, position: int, interest: Projection, gaps: LogGaps, generation: int | None) -> NodeFeed:
-        """All from `position` on that `interest` selects, as it comes. See `reader`."""
+        """A feed of all messages from `position` on that `interest` selects, as they arrive. See `reader`."""
         return NodeFeed(self, position, interest, gaps, generation)
 
     @contextlib.contextmanager
     def log(self) -> Iterator[RemoteLogSource]:
-        """A log for the calling thread. It is kept for others, unless this raises. `rt.Closed`."""
+        """A log for the calling thread. After the `with` block the log is kept for other callers, unless the
+        block raises. `rt.Closed` if this object is closed.
+        """
         log = self._taken()
         is_reusable = False
         try:
@@ -115,7 +120,7 @@ class NodeLogs:
                 log.close()
 
     def close(self) -> None:
-        """Close what is idle. A read under way raises `rt.Closed`, and its log is closed in its thread."""
+        """Close the idle logs. A read under way raises `rt.Closed`, and its log is closed in its thread."""
         with self._changing:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -130,7 +135,9 @@ class NodeLogs:
             return use(log)
 
     def _with_any_log(self, use: Callable[[LogSource], _Result]) -> _Result:
-        """A log that a forced reset replaced is opened again: `use` has no position, or checks the epoch."""
+        """Call `use` with a log. If a forced reset replaced the log, it is opened again: `use` has no
+        position, or checks the epoch.
+        """
         while True:
             with contextlib.suppress(Diverged):
                 return self._with_log(use)
@@ -179,10 +186,11 @@ class NodeRangeReader:
         self._widening = 1
 
     async def read(self, limit: int | None, messages_max: int) -> RangeRead:
-        """The messages of the next positions before `limit` (None: up to the end of the log), in thousands
-        of positions if most are of other streams. Nothing at the end.
+        """The messages of the next positions before `limit` (None: up to the end of the log). If most
+        messages are of other streams, one read covers thousands of positions. Empty at the end.
 
-        More than `messages_max` only with a block that has more. Raises errors of the nodes, `QueueReset`.
+        Returns more than `messages_max` messages only if a block has more. Raises errors of the nodes,
+        `QueueReset`.
         """
         if self._under_way is None:
             self._under_way = asyncio.wrap_future(self._logs.submit(self, limit, messages_max))
@@ -223,9 +231,9 @@ class NodeRangeReader:
 
 
 class NodeFeed:
-    """The log from `position` on, as it comes: one request to one node. For one task; close it.
+    """The log from `position` on, as messages arrive: one request to one node. For one task; close it.
 
-    It has a thread, which an event loop that ended or a process that exits does not wait for.
+    It has its own thread. An event loop that ended or a process that exits does not wait for this thread.
     """
 
     def __init__(
@@ -246,7 +254,7 @@ class NodeFeed:
         self._is_closed = threading.Event()
         self._changing = threading.Lock()
         self._log: RemoteLogSource | None = None
-        """What the thread reads now."""
+        """The log that the thread reads now."""
         threading.Thread(target=self._run, name="rt-streams-feed", daemon=True).start()
 
     async def read(self, messages_max: int) -> MessageBatch:
@@ -311,7 +319,7 @@ class NodeFeed:
                 self._position = batch.end
 
     def _call(self, act: Callable[[], None]) -> bool:
-        """In the event loop. False if that is closed."""
+        """Call `act` in the event loop. Returns False if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(act)
         except RuntimeError:
@@ -328,15 +336,15 @@ class NodeFeed:
 
 
 def _consume_error(under_way: asyncio.Future[RangeRead]) -> None:
-    """The reader may have been given up."""
+    """Mark the error as retrieved, because the reader may have been given up."""
     if not under_way.cancelled():
         under_way.exception()
 
 
 def _check_generation(log: LogSource, generation: int | None) -> None:
-    """`QueueReset` if the nodes continue after a later forced reset than that of this generation.
+    """`QueueReset` if the nodes continue after a forced reset that is later than the reset of `generation`.
 
-    `rt.Unreachable` if they were not part of it.
+    `rt.Unreachable` if the nodes are in an epoch before the forced reset of `generation`.
     """
     if generation is None or (got := generation_of(log.epoch)) == generation:
         return

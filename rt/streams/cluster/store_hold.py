@@ -1,18 +1,21 @@
 """The hold of a subscription store on its cluster's log: nodes trim nothing from its position on.
 
-Its name is the cluster's `name`, "~store-" and the id of the store. So each store has its own hold, whatever
-else is acknowledged under that name.
+The name of the hold is the cluster's `name`, "~store-" and the id of the store. So each store has its own
+hold, even if other positions are acknowledged under that name.
 
 Invariants:
-- The hold is at or before what the store still needs. A node that does not answer delays only the hold.
+- The hold is at or before the first position that the store still needs. A node that does not answer delays
+  only the hold.
 - As long as this runs, a hold that an operator releases exists again within `AGAIN_S`.
 
-Subscriptions that are kept in memory have the id and the position of their hold next to the copy of the log:
+If subscriptions are kept in memory, the id and the position of their hold are stored next to the copy of the
+log:
 
     hold-id.NAME        the id: 16 hexadecimal digits
     hold-position.NAME  what was acknowledged, as in `rt.client.cursor`
 
-So a host that starts again without its subscriptions continues where it acknowledged, under the same hold.
+So a host that starts again without its subscriptions continues at the acknowledged position, under the same
+hold.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ AGAIN_S: Final = 30.0
 """How often a hold that does not move is sent again, in seconds."""
 _RETRY_S: Final = 5.0
 _LAST_S: Final = 2.0
-"""How long the last position may take, in seconds. If it is not sent, the nodes keep a little more."""
+"""How long sending the last position may take, in seconds. If it is not sent, the nodes retain a little
+more.
+"""
 _MAGIC: Final = b"RTHOLDAT"
 _ID_BYTES: Final = 8
 
@@ -104,9 +109,9 @@ class StoreHold:
                     await self._moved.wait()
 
     async def _send(self, timeout_s: float | None) -> None:
-        """`rt.RtError` if no node confirmed it."""
+        """Send the position. `rt.RtError` if no node confirmed it."""
         limits = {} if timeout_s is None else {"timeout_s": timeout_s}
-        if self._sent < 0:  # What is trimmed already needs no hold.
+        if self._sent < 0:  # Messages that are trimmed already need no hold.
             known = await self._calls.acknowledge({}, **limits)
             self._position = max(self._position, min(known.log_start, known.log_end))
         position = self._position
@@ -115,8 +120,8 @@ class StoreHold:
 
 
 class HoldFiles:
-    """The id and the position of the hold of `name`, in `directory`, which is created. Raises storage errors,
-    `rt.Corrupt`.
+    """The id and the position of the hold of `name`, in `directory`. Creates the directory. Raises storage
+    errors, `rt.Corrupt`.
     """
 
     def __init__(self, directory: str, name: str) -> None:

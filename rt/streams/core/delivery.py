@@ -1,4 +1,4 @@
-"""How one consumer gets its events, as its registration says."""
+"""The options of a registration: how one consumer gets its events."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class DeliveryOptions(Struct, frozen=True):
     where: Callable[[Any], object] | None = None
     """Only events for which it returns a true value are delivered. None: all."""
     batch_size: int | None = None
-    """The most events of one delivery."""
+    """The maximum number of events in one delivery."""
     batch_within_s: float | None = None
-    """For how long fewer events wait for others, in seconds. None: not at all."""
+    """How long a smaller batch waits for more events, in seconds. None: it does not wait."""
 
     def __post_init__(self) -> None:
         check_policy(self.on_poison)
@@ -49,7 +49,7 @@ class DeliveryOptions(Struct, frozen=True):
             )
 
     def over(self, other: DeliveryOptions) -> DeliveryOptions:
-        """This one, with what it leaves open from `other`."""
+        """Return these options, with unset fields taken from `other`."""
         return DeliveryOptions(
             other.on_poison if self.on_poison is None else self.on_poison,
             other.where if self.where is None else self.where,
@@ -59,7 +59,9 @@ class DeliveryOptions(Struct, frozen=True):
 
 
 def check_events(events: Iterable[Any]) -> list[Any]:
-    """The events of a call that publishes. `rt.InvalidOption` for one event: its characters are no events."""
+    """Return the events of a call that publishes, as a list. `rt.InvalidOption` if a single event is given,
+    such as a string: its characters are not events.
+    """
     if isinstance(events, Mapping | str | bytes | bytearray | memoryview) or not isinstance(events, Iterable):
         raise InvalidOption(
             "not a series of events", where="events", got=type(events).__name__, expected="a list of events"
@@ -68,7 +70,7 @@ def check_events(events: Iterable[Any]) -> list[Any]:
 
 
 def check_policy(policy: PoisonPolicy | None) -> PoisonPolicy | None:
-    """Return it; `rt.InvalidOption` if there is no such policy."""
+    """Return `policy`. `rt.InvalidOption` if there is no such policy."""
     if policy is not None and policy not in get_args(PoisonPolicy):
         raise InvalidOption(
             "unknown policy", where="on_poison", got=policy, expected=" | ".join(get_args(PoisonPolicy))

@@ -79,7 +79,9 @@ class ConsumerGone(StreamError):
 
 
 def wrong_state(provider: str, call: str = "", *, is_closed: bool) -> Closed:
-    """The error of a provider that is closed, was started before `call`, or was not started (no `call`)."""
+    """The error of a provider in the wrong state: it is closed, it was started before `call`, or it was not
+    started (no `call`).
+    """
     prefix = f"cannot call {call}: " if call else ""
     if is_closed:
         return Closed(f"{prefix}the provider is closed", where=provider)

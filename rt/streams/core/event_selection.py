@@ -1,6 +1,6 @@
-"""Which events of a batch a consumer gets, and as which values.
+"""Selects the events of a batch that a consumer gets, and their values.
 
-Pure, except for what the caller's functions do. It never skips an event that it could not decode or examine.
+Pure, except for the functions of the caller. An event that could not be decoded or examined is never skipped.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rt.streams.core.stream_id import SequenceToken
 
 
 class Selected(Struct, frozen=True):
-    """What was selected of the events from `first` up to, not including, `end`."""
+    """The selection from the events from `first` up to, not including, `end`."""
 
     first: SequenceToken
     end: SequenceToken
     examined: int
     batch: EventBatch | None
-    """None: no event."""
+    """None: no event was selected."""
     originals: Sequence[Any]
     """The events of `batch` as they are in the queue."""
     error: Exception | None = None
-    """Raised for the event at `end`."""
+    """The error that was raised for the event at `end`."""
 
     def __len__(self) -> int:
         return len(self.originals)
@@ -41,7 +41,7 @@ class Selected(Struct, frozen=True):
         return replace(self.batch, events=self.originals)
 
     def and_then(self, later: Selected) -> Selected:
-        """Together with what was selected of the events that follow."""
+        """Return this selection joined with `later`, the selection from the following events."""
         batches = [each.batch for each in (self, later) if each.batch is not None]
         return Selected(
             self.first,
@@ -63,7 +63,9 @@ class EventSelection:
         self._serializer = serializer
 
     def select(self, batch: EventBatch, events_max: int) -> Selected:
-        """Stops after `events_max` events are selected, and before one that cannot be decoded or examined."""
+        """Select events. Stops after `events_max` selected events, and before an event that cannot be decoded
+        or examined.
+        """
         values: list[Any] = []
         places: list[int] = []
         error: Exception | None = None

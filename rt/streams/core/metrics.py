@@ -1,10 +1,10 @@
 """The metrics of a host's queues. `docs/streams.md` lists them.
 
 Invariants:
-- Every host exports every sample for every queue of the provider. For a queue served elsewhere the values are
-  zeros and this host's own counters. So alert rules never miss a series.
-- No label holds a stream or a subscription, except those of the oldest stuck calls and of the explicit
-  subscriptions that are furthest behind, a limited number for each queue.
+- Every host exports every sample for every queue of the provider. If a queue is served elsewhere, the values
+  are zeros and this host's own counters. So alert rules never miss a series.
+- Labels contain a stream or a subscription only for the oldest stuck calls, and for the explicit
+  subscriptions that are furthest behind. Their number is limited for each queue.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class QueueCounts(Struct):
 
 
 STUCK_CALLS_MAX: Final = 10
-"""The most stuck calls of a queue that are named."""
+"""The maximum number of stuck calls that are named for a queue."""
 
 
 class StuckCall(NamedTuple):
-    """A consumer that hangs in a call, or fails, for too long. `subscription`: its name, that of the pattern,
-    or that of the consumer's factory, or else the subscription's id.
+    """A consumer that hangs in a call, or fails, for too long. `subscription`: the name of the subscription,
+    of its pattern, or of its consumer's factory, or else the id of the subscription.
     """
 
     age_s: float
@@ -54,7 +54,7 @@ class StuckCall(NamedTuple):
 
 
 SUBSCRIPTIONS_MAX: Final = 100
-"""The most explicit subscriptions of a queue that are named."""
+"""The maximum number of explicit subscriptions that are named for a queue."""
 
 
 class SubscriptionLag(NamedTuple):
@@ -93,7 +93,9 @@ class QueueStatus(Struct, frozen=True):
 
 
 class QueueMetric(NamedTuple):
-    """A metric, and its values by those of `labels`, which follow the labels provider, host and queue."""
+    """A metric. Its values are stored by the values of `labels`, which follow the labels provider, host and
+    queue.
+    """
 
     name: str
     unit: str

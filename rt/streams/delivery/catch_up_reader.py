@@ -1,8 +1,8 @@
 """Catch-up: a consumer that the cache has evicted reads its stream from the queue's history.
 
 Invariants:
-- It holds one of few read slots while it reads, and one read in memory.
-- It returns to the cache as soon as that holds everything it needs next.
+- While it reads, it holds one of a few read slots, and the result of one read in memory.
+- It returns to the cache as soon as the cache has everything that it needs next.
 - An unreadable history is retried indefinitely and affects no other consumer.
 """
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("rt.streams")
 T = TypeVar("T")
 
 _NOTHING_NEW_S: Final = 0.05
-"""The wait after an empty read, if more is to come, in seconds."""
+"""The wait after an empty read, in seconds, if more events are expected."""
 
 
 class _Unreadable(Exception):
@@ -55,7 +55,7 @@ class CatchUpReader:
         return self._consumer.is_stopping or self._queue.is_halted
 
     async def run(self) -> None:
-        """Run until the cache has what comes next, or others need the slot."""
+        """Run until the cache has the next events, or other consumers need the slot."""
         try:
             async with self._queue.read_slots.acquire() as slot:
                 if not self._has_joined():
@@ -68,7 +68,9 @@ class CatchUpReader:
             await asyncio.sleep(self._queue.backoff(self._failures))
 
     def _has_joined(self) -> bool:
-        """Return to the cache, if it has everything from here on."""
+        """Return to the cache if it has everything from the consumer's position on. Returns whether it
+        has.
+        """
         consumer = self._consumer
         if not self._queue.cache.covers(consumer.record.stream, consumer.wanted):
             return False
@@ -120,7 +122,7 @@ class CatchUpReader:
         return True
 
     def _next(self, pending: deque[EventBatch]) -> EventBatch | None:
-        """What to deliver next."""
+        """The next events to deliver; None if there are none."""
         while pending:
             rest = pending[0].from_token(self._consumer.wanted)
             if rest is not None:

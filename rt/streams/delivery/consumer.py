@@ -6,9 +6,9 @@
                       catching up
 
 Invariants:
-- A consumer gets its stream's events in order. It advances only past events that it accepted, reported in its
-  token, or that went to the dead letters.
-- However it ends, it then pins nothing.
+- A consumer gets its stream's events in order. It advances only past events that it accepted, events that it
+  reported in its token, and events that went to the dead letters.
+- After it has ended in any way, it pins nothing.
 - While there is nothing to deliver, it has no task. `ConsumerTasks` runs it when it is woken.
 """
 
@@ -82,7 +82,7 @@ class Consumer:
         self.record = record
         self.cursor: CacheCursor = queue.cache.cursor(record.stream, self)
         self._take: Callable[[int], EventBatch | None] = self.cursor.take
-        """Returns what to deliver next, of what the cache has."""
+        """Returns the next events to deliver from the cache."""
         self.is_catching_up = False
         self.is_stopping = False
         """Whether it gets no more events."""
@@ -97,7 +97,7 @@ class Consumer:
         self._is_named = True
         self._gaps = GapReports(record.stream, self._calls, self.policy)
         self._went_back_at: SequenceToken | None = None
-        """The token delivered when it last answered with an earlier position."""
+        """The token of the delivery to which it last answered with an earlier position."""
 
     @property
     def wanted(self) -> SequenceToken:
@@ -115,7 +115,7 @@ class Consumer:
         return self.policy.is_failing or self._catching_up.is_failing
 
     def waited_s(self, now: float) -> float:
-        """For how long its call under way has lasted, or its tries at one place have failed."""
+        """How long its call under way has lasted, or its tries at one position have failed."""
         return max(self._calls.age_s(now), self.policy.age_s(now))
 
     def needs_before(self, low: SequenceToken) -> bool:
@@ -125,11 +125,11 @@ class Consumer:
         return self.wanted < low and (self.cursor.has_more or self._queue.cache.end < low)
 
     def seat(self, wanted: SequenceToken, *, is_named: bool = True) -> None:
-        """Take the position `wanted` at once, in the cache or else in the history, so that nothing from there
-        on is dropped.
+        """Take the position `wanted` at once, in the cache or else in the history, so that no event from
+        there on is dropped.
 
-        If the queue cannot be read again: at its oldest event, with a gap reported. No gap is reported for
-        the missing beginning of a queue if the caller named no token.
+        If the queue cannot be read again, take the position of its oldest event, and report a gap. If the
+        caller named no token, no gap is reported for the missing start of a queue.
         """
         queue, stream = self._queue, self.record.stream
         self._is_named = is_named
@@ -168,7 +168,7 @@ class Consumer:
         return self.policy.batch_events
 
     def deliver_now(self) -> bool:
-        """Deliver what waits for more events. Returns whether anything does."""
+        """Deliver the events that wait for more events. Returns whether there are any."""
         return False
 
     def add_gap(self, gap: QueueGap, *, is_late: bool = False) -> None:
@@ -211,12 +211,12 @@ class Consumer:
                 self.add_gap(gap)
 
     def pass_over(self, end: SequenceToken) -> None:
-        """Skip to `end`: there is nothing for it before."""
+        """Skip to `end`: there is nothing for this consumer before `end`."""
         if end > self.wanted:
             self._move(end, 0)
 
     def go_to(self, wanted: SequenceToken) -> None:
-        """Move to where the consumer says that it is."""
+        """Move to the position that the consumer reports."""
         if wanted < self.wanted:
             self.seat(wanted)
         else:
@@ -230,10 +230,10 @@ class Consumer:
     # The task
 
     async def run(self, task: asyncio.Task[None]) -> None:
-        """Deliver in `task`, which runs this, until there is nothing left. `ConsumerTasks` calls it.
+        """Deliver until there is nothing left. `task` is the task that runs this. `ConsumerTasks` calls it.
 
-        If the task is cancelled, but not by `stop`, the consumer runs again in another one. It stays woken
-        until then, so that it is not taken for idle.
+        If the task is cancelled, but not by `stop`, the consumer runs again in another task. It stays woken
+        until then, so that it does not count as idle.
         """
         self._calls.task = task
         is_again = False
@@ -296,7 +296,7 @@ class Consumer:
     async def hand_out(self, batch: EventBatch) -> None:
         """Report a gap if it comes first; otherwise deliver the events before the next gap.
 
-        Advance if they were accepted; otherwise wait until the next try, which the caller makes.
+        Advance if the events were accepted. Otherwise wait until the next try is due; the caller makes it.
         """
         if self._gaps:
             before = batch.place_of(self._gaps.first.resumed)
@@ -348,9 +348,9 @@ class Consumer:
     # Failures
 
     async def _failed(self, batch: EventBatch | None, error: Exception) -> bool:
-        """Wait for the next try, of one event; or apply the policy if it was tried for long enough.
+        """Wait for the next try of one event, or apply the policy if the event was tried for long enough.
 
-        Returns whether it was.
+        Returns whether it was tried for long enough.
         """
         at = self.wanted if batch is None else batch.first
         is_over = self.policy.failed(at, error, self._calls.begun_at)

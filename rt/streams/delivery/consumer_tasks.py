@@ -4,11 +4,12 @@
     turn 1    one task runs A, B, and waits in C. It is C's task from now on.
     turn 2    two tasks run D, E and F
 
-The number of tasks of a turn doubles as long as all of them wait. So many consumers that wait need few turns.
+The number of tasks of a turn doubles as long as all of them wait. So only a few turns are needed, even if
+many consumers wait.
 
 Invariants:
 - While a consumer is woken and not run, a turn is scheduled. So a consumer that hangs, raises or cancels its
-  task keeps no other from running.
+  task does not prevent other consumers from running.
 - A task that has waited in a consumer runs no other consumer. So cancelling the task of a consumer under way
   cancels nothing else.
 - No consumer sees context variables that another one has set.
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
     from rt.streams.delivery.consumer import Consumer
 
 TURN_CONSUMERS: Final = 1000
-"""The most consumers of a turn."""
+"""The maximum number of consumers that one turn runs."""
 _TASKS_MAX: Final = 1024
-"""The most new tasks of a turn."""
+"""The maximum number of new tasks in one turn."""
 
 
 class _SharedTask(asyncio.Task[None]):
-    """A task for several consumers, while `is_fit`: until one cancels it, even if it takes that back."""
+    """A task for several consumers, while `is_fit`: until a consumer cancels it, even if the consumer takes
+    the cancellation back.
+    """
 
     is_fit = True
 
@@ -57,7 +60,7 @@ class ConsumerTasks:
         """How many consumers this turn may still run."""
 
     def add(self, consumer: Consumer) -> None:
-        """Run it soon, after those that were added before."""
+        """Run the consumer soon, after the consumers that were added before."""
         self._woken.append(consumer)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -65,7 +68,7 @@ class ConsumerTasks:
             asyncio.get_running_loop().call_soon(self._begin_turn, context=self._context)
 
     def _begin_turn(self) -> None:
-        """The event loop calls it. So every task of an earlier turn has ended, or waits in a consumer.
+        """Called by the event loop. So every task of an earlier turn has ended, or waits in a consumer.
 
         The next turn is scheduled before the tasks can schedule anything. So a task finds a new turn if it
         has waited, and only then.
@@ -98,9 +101,9 @@ class ConsumerTasks:
 
 
 def _is_unchanged(before: Context, values: tuple[object, ...]) -> bool:
-    """Whether the variables of the current context are those of `before`, and their values the same objects.
+    """Whether the current context has the same variables as `before`, and their values are the same objects.
 
-    Equal values are not enough: a list that one consumer has set is not for another one.
+    Equal values are not enough: a list that one consumer has set must not reach another consumer.
     """
     now = copy_context()
     try:

@@ -1,4 +1,4 @@
-"""The gaps that one consumer was not told of yet."""
+"""The gaps that were not reported to one consumer yet."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger("rt.streams")
 class GapReports(deque[StreamGap]):
     """The gaps that were not reported yet.
 
-    Each delivery looks twice whether there are any, and hosts have many consumers: so it is a deque itself,
-    and few objects that the garbage collector follows.
+    Each delivery checks twice for gaps, and hosts have many consumers. So this class is itself a deque, and
+    the garbage collector has few objects to follow.
     """
 
     __slots__ = ("_calls", "_policy", "_stream")
@@ -36,7 +36,7 @@ class GapReports(deque[StreamGap]):
         return self[0]
 
     def add(self, gap: QueueGap) -> bool:
-        """Returns False if it is there already."""
+        """Add a gap. Returns False if the same gap is present already."""
         added = StreamGap(self._stream, gap.wanted, gap.resumed, gap.reason, gap.is_reset)
         if any(map(added.is_same, self)):
             return False
@@ -44,9 +44,10 @@ class GapReports(deque[StreamGap]):
         return True
 
     async def report(self, failed: Callable[[None, Exception], Awaitable[bool]]) -> bool:
-        """Report the first gap. Returns False if the consumer raised: it is reported again, like events.
+        """Report the first gap. Returns False if the consumer raised: the gap is reported again, as events
+        are delivered again.
 
-        `failed` waits for the next try, and returns whether there is none.
+        `failed` waits for the next try, and returns True if there is no next try.
         """
         gap = self[0]
         try:

@@ -3,8 +3,8 @@
 Invariants:
 - A call raises an `Exception` for any error of the observer, or `CancelledError` if the task that makes it
   must end.
-- A call is cancelled once, when it has lasted for the limit. The next one of the same observer comes only
-  after it has ended. One timer serves all calls of a queue.
+- A call is cancelled once, when it has lasted for the time limit. The next call of the same observer starts
+  only after it has ended. One timer serves all calls of a queue.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _CALL: ContextVar[object | None] = ContextVar("rt_streams_call", default=None)
 
 
 _RESOLUTION_S: Final = 0.001
-"""What is left of a limit after rounding."""
+"""Time that may be left of a limit because of rounding."""
 
 
 class CallDeadlines:
-    """Those of one queue. `limit_s` `math.inf`: no limit."""
+    """The deadlines for the calls of one queue. If `limit_s` is `math.inf`, there is no limit."""
 
     __slots__ = ("_calls", "_timer", "limit_s")
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._calls: dict[ObserverCalls, None] = {}
-        """In the order of their beginnings."""
+        """In the order in which the calls started."""
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, calls: ObserverCalls) -> None:
@@ -74,7 +74,7 @@ class CallDeadlines:
 
 
 class ObserverCalls:
-    """One call at a time."""
+    """The calls of one observer, one at a time."""
 
     __slots__ = ("_call", "_closing", "_deadlines", "_is_late", "_stream", "begun_at", "observer", "task")
 
@@ -85,7 +85,7 @@ class ObserverCalls:
         self.task: asyncio.Task[None] | None = None
         """The task that makes the calls, while it runs."""
         self._is_late = False
-        """Whether that call was cancelled because it lasts too long."""
+        """Whether the call under way was cancelled because it lasts too long."""
         self._call: object | None = None
         """The call under way."""
         self.begun_at = 0.0
@@ -118,7 +118,7 @@ class ObserverCalls:
         finally:
             self._deadlines.end(self)
             self._call = None
-            if self._is_late and task is not None:  # It has ended all the same.
+            if self._is_late and task is not None:  # It was cancelled, but has ended in another way.
                 self._is_late = False
                 task.uncancel()
             _CALL.reset(token)
@@ -176,8 +176,8 @@ class ObserverCalls:
 
 
 class LateObserver(StreamObserver):
-    """An observer whose factory has failed. `make` is called by the first call of the consumer, `last_token`,
-    which is retried until it returns an observer.
+    """An observer whose factory has failed. `last_token`, the first call of the consumer, calls `make`. It is
+    retried until `make` returns an observer.
     """
 
     def __init__(self, make: Callable[[], StreamObserver]) -> None:

@@ -20,7 +20,7 @@ class StreamOptions(Struct, frozen=True):
     cache_bytes: int = 64 * 2**20
     """The cache size of a queue, in bytes. One read may exceed it."""
     batch_events_max: int = 1000
-    """The most events in one delivery."""
+    """The maximum number of events in one delivery."""
     call_for_s: float = 60.0
     """A call of a consumer that lasts longer is cancelled, and counts as a failed try. `math.inf`: never."""
     deliver_for_s: float = 60.0
@@ -36,8 +36,8 @@ class StreamOptions(Struct, frozen=True):
     have another one.
     """
     start: Start | None = None
-    """Where implicit subscriptions start that a queue's subscription store does not know yet. None: at the
-    oldest event if the store is new, and otherwise where the queue is read. See `Start`.
+    """Where an implicit subscription starts if the queue's subscription store does not know it yet. None: at
+    the oldest event if the store is new, and otherwise at the position where the queue is read. See `Start`.
     """
     save_every_s: float = 1.0
     """How often the consumers' positions are made durable and acknowledged to the queue."""
@@ -48,7 +48,7 @@ class StreamOptions(Struct, frozen=True):
     catch_ups_max: int = 16
     """How many consumers of a queue may catch up at a time."""
     catch_up_events: int = 4096
-    """The most events that a catch-up reads at a time."""
+    """The maximum number of events that a catch-up reads at a time."""
     receive_s: float = 1.0
     """How long one read of a queue waits for events."""
 

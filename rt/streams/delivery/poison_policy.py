@@ -22,7 +22,7 @@ logger = logging.getLogger("rt.streams")
 
 
 class PoisonPolicy:
-    """The policy of one consumer. What `own` leaves open is as the provider's options say."""
+    """The policy of one consumer. Fields that are unset in `own` are taken from the provider's options."""
 
     __slots__ = (
         "_at",
@@ -46,7 +46,7 @@ class PoisonPolicy:
         self._at: SequenceToken | None = None
         """Where the last try failed."""
         self._since = 0.0
-        """When the first try there failed; `_begun_at`: when it began."""
+        """When the first try at `_at` failed. `_begun_at`: when that try started."""
         self._begun_at = 0.0
         self._attempt = 0
         self._most_events = own.batch_size or queue.options.batch_events_max
@@ -59,7 +59,7 @@ class PoisonPolicy:
         return self._at is not None
 
     def age_s(self, now: float) -> float:
-        """How long it has been failing at one place at `now`, in the loop's time."""
+        """How long the tries at one position have been failing at `now`, in the loop's time."""
         return 0.0 if self._at is None else now - self._begun_at
 
     def succeeded(self) -> None:
@@ -72,8 +72,8 @@ class PoisonPolicy:
         self.batch_events = self._most_events = 1
 
     def failed(self, at: SequenceToken, error: BaseException, begun_at: float) -> bool:
-        """Record a failed try, which began at `begun_at`. Returns whether it was tried for long enough. What
-        cannot be decoded needs no other try.
+        """Record a failed try, which started at `begun_at`. Returns whether the event was tried for long
+        enough. If an event cannot be decoded, it needs no other try.
         """
         now = asyncio.get_running_loop().time()
         if self._at != at:
@@ -95,7 +95,7 @@ class PoisonPolicy:
         return is_final or now - self._since >= self._queue.options.deliver_for_s
 
     def failure(self, what: str, at: SequenceToken, cause: Exception) -> DeliveryFailed:
-        """The report of what was given up at `at`: the consumer does not do `what`."""
+        """The error that reports the failure at `at`: the consumer does not do `what`."""
         failed = DeliveryFailed(
             f"a consumer does not {what}",
             where=f"{self._record.stream}, token {at}",
@@ -109,7 +109,7 @@ class PoisonPolicy:
         return self._queue.backoff(self._attempt)
 
     async def discard(self, batch: EventBatch, failed: DeliveryFailed) -> bool:
-        """Send its one event to the dead letters. Returns False if they do not accept it."""
+        """Send the only event of `batch` to the dead letters. Returns False if they do not accept it."""
         at, stream = batch.first, self._record.stream
         try:
             letter = DeadLetter(self._record.label, stream, at, batch.events[0], failed)

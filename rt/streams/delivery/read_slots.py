@@ -1,7 +1,7 @@
 """Slots for catching up: a few at a time, granted in the order of requests.
 
-Invariant: a slot whose holder waits for its consumer is taken back when another has waited for too long. So a
-consumer that hangs or fails does not keep others from reading.
+Invariant: if the holder of a slot waits for its consumer, and another consumer has waited too long for a
+slot, the slot is taken back. So a consumer that hangs or fails does not keep others from reading.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 Invariants:
 - The position moves past an event only if the observer accepted it, the filter refused it, or it went to the
-  dead letters. Events that wait for others are still needed.
-- An event that cannot be examined or decoded is a failed try of that event alone.
-- Events wait for others in the cache only. While it is full they are delivered at once.
+  dead letters. Events that wait for more events are still needed.
+- If an event cannot be examined or decoded, this is a failed try of that event alone.
+- Events wait for more events in the cache only. While the cache is full, they are delivered at once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rt.streams.agent.subscription_table import SubscriptionTable
 
 _WINDOW_MAX: Final = 1000
-"""The most events that are examined for one delivery, if it takes fewer."""
+"""The maximum number of events that are examined for one delivery, if the delivery takes fewer events."""
 _TURN_EVENTS: Final = 256
-"""After so many refused events other work has its turn."""
+"""After this many refused events, other work has its turn."""
 
 
 class SelectiveConsumer(Consumer):
@@ -52,17 +52,19 @@ class SelectiveConsumer(Consumer):
         self._within_s = delivery.batch_within_s
         self._window = 1
         self._kept: Selected | None = None
-        """What was selected of the events that wait for others."""
+        """The selection from the events that wait for more events."""
         self._selected: Selected | None = None
-        """What is being delivered."""
+        """The selection that is being delivered."""
         self._due_at: float | None = None
-        """When they are delivered although they are few, in the loop's time."""
+        """When the waiting events are delivered even if they are few, in the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
         self._take = self._take_selected
 
     @property
     def window(self) -> int:
-        """At least as many as one delivery takes, and more if the filter refuses most."""
+        """At least the number of events that one delivery takes, and more if the filter refuses most
+        events.
+        """
         return max(self.policy.batch_events, self._window)
 
     def deliver_now(self) -> bool:
@@ -118,7 +120,7 @@ class SelectiveConsumer(Consumer):
                 await super().hand_out(selected.batch)
             finally:
                 self._selected = None
-            if self.wanted == selected.batch.end:  # The filter refused what follows.
+            if self.wanted == selected.batch.end:  # The filter refused the following events.
                 self._queue.counts.filtered += selected.examined - len(selected)
                 self.pass_over(selected.end)
         elif selected.examined:
@@ -132,7 +134,7 @@ class SelectiveConsumer(Consumer):
             await self._failed(batch.slice(0, 1), selected.error)
 
     def _selected_of(self, batch: EventBatch) -> Selected:
-        """What was selected before is not examined again."""
+        """The selection from `batch`. The part that was selected before is not examined again."""
         kept, events_max = self._kept, self.policy.batch_events
         if kept is None or kept.first != batch.first or kept.error is not None or len(kept) > events_max:
             return self._selection.select(batch, events_max)

@@ -1,4 +1,4 @@
-"""What the consumers of a queue share while an agent serves it."""
+"""The state that the consumers of a queue share while an agent serves it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("rt.streams")
 
 _WARNINGS_MAX: Final = 10
 _WARNINGS_S: Final = 10.0
-"""So many warnings in so many seconds."""
+"""At most `_WARNINGS_MAX` warnings are logged in this many seconds."""
 
 
 def _warning_limit() -> LogLimit:
@@ -53,21 +53,21 @@ class ServedQueue:
     read_slots: ReadSlots = field(init=False)
     """The slots for catching up."""
     tasks: ConsumerTasks = field(default_factory=ConsumerTasks)
-    """Run the consumers."""
+    """The tasks that run the consumers."""
     warnings: LogLimit = field(default_factory=_warning_limit)
-    """Of failed tries."""
+    """The limit for warnings about failed tries."""
     gaps: list[QueueGap] = field(default_factory=list)
     """The gaps between the oldest event of the cache and its end."""
     resets: Sequence[QueueGap] = ()
     """The forced resets from which subscriptions were moved back, by position."""
     recent_reset: QueueGap | None = None
-    """The first of them that not all subscriptions had passed when the agent started."""
+    """The first reset in `resets` that not all subscriptions had passed when the agent started."""
     log_end: SequenceToken | None = None
     """The end of the queue when its agent started, if it is known for certain."""
     progressed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a consumer has advanced."""
     on_new_stream: Callable[[StreamId], None] = lambda _: None
-    """Called with a stream that becomes known by an event."""
+    """Called with a stream when an event makes the stream known."""
     on_taken_over: Callable[[StreamId, str], None] = lambda *_: None
     """Called with the stream and the label of each stored explicit subscription, when the agent starts."""
     is_owned: Callable[[], bool] = lambda: True
@@ -76,9 +76,9 @@ class ServedQueue:
     """Whether events are read and subscriptions can be changed."""
     has_failed: bool = False
     is_paused: bool = False
-    """By command: nothing is read or delivered. Positions stay."""
+    """Whether the queue is paused by command: nothing is read or delivered. Positions stay."""
     continued: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is not paused any more."""
+    """Set when the queue is not paused any more."""
 
     def __post_init__(self) -> None:
         self.deadlines = CallDeadlines(self.options.call_for_s)
@@ -104,7 +104,7 @@ class ServedQueue:
         return asyncio.get_running_loop().time()
 
     def pause(self, *, is_paused: bool) -> bool:
-        """Returns whether it was not so before."""
+        """Pause or continue the queue. Returns False if it was in this state before."""
         if is_paused == self.is_paused:
             return False
         self.is_paused = is_paused
@@ -121,9 +121,10 @@ class ServedQueue:
         self.gaps.append(gap)
 
     def disbelief(self, token: SequenceToken, stored: SequenceToken) -> QueueGap | None:
-        """Where a consumer continues that cannot have everything before `token`, and why; None if it can.
+        """If a consumer cannot have everything before `token`: the position where it continues, and the
+        reason. None if it can.
 
-        `stored`: what the subscription store has of it.
+        `stored`: the position of the consumer in the subscription store.
         """
         if token <= stored:
             return None

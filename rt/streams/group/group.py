@@ -44,7 +44,7 @@ _CREATE: Final = "create"
 _CREATE_S: Final = 30.0
 """How long the lease of the member that creates a group lasts, if that member dies meanwhile."""
 _RELEASE_S: Final = 1.0
-"""How long its release is tried."""
+"""How long the release of that lease is tried."""
 
 
 class _Leases(LeaseBalancer):
@@ -166,7 +166,7 @@ class Group:
         """
         self._is_stopped = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # It is closed: `run` has returned.
+            with contextlib.suppress(RuntimeError):  # The loop is closed: `run` has returned.
                 self._loop.call_soon_threadsafe(self._stop_in_loop)
 
     def _stop_in_loop(self) -> None:
@@ -178,7 +178,7 @@ class Group:
     async def _start_unless_stopped(
         self, partitions: Partitions, calls: LeaseCalls, owner: str
     ) -> int | None:
-        """None if it was stopped."""
+        """The result of `_start`; None if the group was stopped."""
         if self._is_stopped:
             return None
         self._starting = asyncio.create_task(self._start(partitions, calls, owner))
@@ -203,11 +203,11 @@ class Group:
         )
 
     async def _start(self, partitions: Partitions, calls: LeaseCalls, owner: str) -> int:
-        """The least position of the group. Creates the positions that do not exist, under a lease, so that no
-        two members give them different ones.
+        """Return the lowest position of the group. Creates the positions that do not exist, under a lease, so
+        that two members cannot give them different values.
 
-        Another lease, until the partitions have theirs, shows operators that the group has a member: its
-        positions are not reset or deleted after they were read.
+        Until the partitions have their leases, another lease shows operators that the group has a member. So
+        the positions are not reset or deleted after they were read.
         """
         name = f"{self.name}/{_START}{owner}"
         (token,) = await calls.acquire(owner, [name], self.options.lease_s)
@@ -229,10 +229,11 @@ class Group:
         return start
 
     async def _check_copy(self, start: int, calls: LeaseCalls) -> None:
-        """Raise `rt.Gap` if the copy here begins after `start`, although the nodes have what is missing.
+        """Raise `rt.Gap` if the copy on this machine starts after `start`, although the nodes have the
+        missing messages.
 
-        A group that was deleted may begin again at an earlier position. The pull client only continues a
-        copy, so the group would skip what comes before it.
+        A group that was deleted may start again at an earlier position. The pull client only continues a
+        copy, so the group would skip the messages before the copy.
         """
         directory = copy_directory(os.fspath(self._path), self.stream, ())
         begin = await asyncio.to_thread(_begin_of, directory)
@@ -265,7 +266,9 @@ def _begin_of(directory: str) -> int:
 
 
 async def _release(calls: LeaseCalls, created: LeaseRow) -> None:
-    """Let the next member create; a lease that no node releases in time ends by itself."""
+    """Release a lease, so that the next member can create the group. If no node releases the lease in time,
+    it ends by itself.
+    """
     try:
         await calls.release(created.owner, [created], timeout_s=_RELEASE_S)
     except RtError as error:

@@ -1,7 +1,7 @@
 """Daemon threads in which plain handlers run.
 
-A handler that hangs delays neither the end of `Group.run` nor that of the interpreter, which would join the
-threads of `concurrent.futures` at its exit.
+A handler that hangs delays neither the end of `Group.run` nor the exit of the interpreter. At its exit, the
+interpreter would join threads of `concurrent.futures`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class HandlerThreads:
         self._busy = 0
 
     async def run(self, act: Callable[[], T]) -> T:
-        """What `act` returns or raises, in a thread. It goes on by itself if this is cancelled."""
+        """Run `act` in a thread; return its result or raise its error. If this call is cancelled, `act`
+        continues by itself.
+        """
         loop = asyncio.get_running_loop()
         call = _Call(act, loop, loop.create_future())
         self._busy += 1
@@ -45,7 +47,7 @@ class HandlerThreads:
 
     def _on_ended(self, ended: asyncio.Future[Any]) -> None:
         self._busy -= 1
-        ended.exception()  # Whoever waited has it; after a cancellation no call waits.
+        ended.exception()  # The waiting call has it. After a cancellation no call waits.
 
 
 class _Call(Generic[T]):

@@ -1,7 +1,8 @@
-"""Calls the handlers of a member: retries what fails, and asks the program what to do then.
+"""Calls the handlers of a member: retries failed messages, and then asks the program for a decision.
 
 Invariants:
-- A message is handled, skipped by a decision of the program, or raised. Nothing else ends its turn.
+- A message is handled, is skipped by a decision of the program, or ends with a raised error. Nothing else
+  ends its turn.
 - No call starts after the partition's lease has ended by the clock.
 """
 
@@ -31,11 +32,11 @@ Handler: TypeAlias = Callable[..., Awaitable[object] | object]
 """Called with a message; with a serializer, with the message and its value."""
 
 _TURN_S: Final = 0.05
-"""A thread calls a plain function for waiting messages for this long, before others have their turn."""
+"""How long a thread calls a plain function for waiting messages, before other calls have their turn."""
 TURN_MESSAGES: Final = 256
-"""At most this many."""
+"""The maximum number of messages in one turn."""
 _LOOK_S: Final = 0.1
-"""How often a wait for the next try looks whether the partition may still be handled."""
+"""How often a wait for the next try checks whether the partition may still be handled."""
 
 
 class TopicHandler(Struct, frozen=True):
@@ -66,7 +67,7 @@ class HandlerCalls:
         self._threads = HandlerThreads(options.concurrency)
 
     def close(self) -> None:
-        """Start no more calls. One under way ends by itself."""
+        """Start no more calls. A call under way ends by itself."""
         self._threads.close()
 
     async def handle(self, waiting: Sequence[tuple[Message, int]], may_handle: MayHandle) -> int:
@@ -81,7 +82,7 @@ class HandlerCalls:
             if done or error is None:
                 return done
             attempts += 1
-            # Not since the call began: that may have waited for its turn, or taken long.
+            # Not the start of the call: the call may have waited for its turn, or taken long.
             failed_s = min(failed_s, time.monotonic())
             is_over = isinstance(error, UndecodableValue) or (
                 time.monotonic() - failed_s >= self._options.retry_for_s
@@ -115,7 +116,7 @@ class HandlerCalls:
     async def _try(
         self, waiting: Sequence[tuple[Message, int]], index: int, may_handle: MayHandle
     ) -> tuple[int, Exception | None]:
-        """How many messages were handled, and the error of the one that followed."""
+        """The number of handled messages, and the error of the message after them."""
         subscription = self._subscriptions[index]
         async with self._turns:
             if not subscription.is_async:
@@ -151,7 +152,7 @@ class HandlerCalls:
 
 
 def retry_wait_s(attempts: int, least_s: float, most_s: float) -> float:
-    """The wait after so many failed attempts, in seconds: it doubles up to `most_s`."""
+    """The wait after `attempts` failed attempts, in seconds. It doubles each time, up to `most_s`."""
     return min(most_s, least_s * 2.0 ** min(attempts - 1, 60))
 
 
@@ -182,13 +183,15 @@ def _call_all(
 
 
 def _is_cancelled() -> bool:
-    """Whether this task is to end. Else a `CancelledError` comes from something that a handler awaited."""
+    """Whether this task must end. If not, a `CancelledError` comes from something that a handler awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _cancelled_within(error: asyncio.CancelledError) -> Exception:
-    """The failure of a handler that raised it, which alone would end the partition's task in silence."""
+    """The failure of a handler that raised `error`. A bare `CancelledError` would silently end the
+    partition's task.
+    """
     failure = RuntimeError(f"CancelledError in the handler: {error}".removesuffix(": "))
     failure.__cause__ = error
     return failure

@@ -16,11 +16,11 @@ from rt.streams.core.stream_id import QueueId
 from rt.streams.group.partitions import Partitions
 
 MESSAGE_COST_BYTES: Final = 500
-"""What a message takes in memory besides its contents, rounded up."""
+"""The memory that a message needs besides its contents, rounded up."""
 
 
 def size_of(message: Message) -> int:
-    """About the bytes that a message takes while it waits."""
+    """The approximate memory that a message needs while it waits, in bytes."""
     headers = sum(len(key) + len(value) for key, value in message.headers)
     return MESSAGE_COST_BYTES + len(message.value) + headers
 
@@ -29,17 +29,17 @@ class Lane:
     def __init__(self, queue: QueueId, position: int) -> None:
         self.queue = queue
         self.end = position
-        """Everything of the partition below it was queued."""
+        """All messages of the partition before this position were queued."""
         self.acknowledged = position
-        """Everything below it is handled, as the cluster knows."""
+        """The cluster knows that everything before this position is handled."""
         self.waiting: deque[tuple[Message, int]] = deque()
         """Messages that are not handled yet, and the index of the pattern of each."""
         self.waiting_bytes = 0
-        """About the memory that they take: see `size_of`."""
+        """The approximate memory that these messages need: see `size_of`."""
 
     @property
     def done(self) -> int:
-        """Everything of the partition below it is handled."""
+        """The position before which all messages of the partition are handled."""
         return self.waiting[0][0].position if self.waiting else self.end
 
     def add(self, message: Message, index: int) -> None:
@@ -47,7 +47,7 @@ class Lane:
         self.waiting_bytes += size_of(message)
 
     def handled(self, count: int) -> None:
-        """The first `count` messages are handled."""
+        """Remove the first `count` messages, because they are handled."""
         for _ in range(count):
             message, _ = self.waiting.popleft()
             self.waiting_bytes -= size_of(message)
@@ -86,13 +86,13 @@ class Lanes:
             del self._lanes[lane.queue]
 
     def wanted(self) -> int | None:
-        """From where to read on; None if there are no lanes."""
+        """The position at which reading continues; None if there are no lanes."""
         return min((lane.end for lane in self._lanes.values()), default=None)
 
     def feed(self, start: int, batch: MessageBatch | None, end: int) -> list[Lane]:
-        """Queue what a read from `start` to `end` returned. Returns the lanes that have more messages now.
+        """Queue the messages of a read from `start` to `end`. Returns the lanes that have more messages now.
 
-        Lanes that begin before `start` stay as they are: the reader must go back for them.
+        Lanes whose `end` is before `start` stay as they are: the reader must go back for them.
         """
         fed = {queue: lane for queue, lane in self._lanes.items() if lane.end >= start}
         found: dict[QueueId, Lane] = {}
@@ -106,7 +106,9 @@ class Lanes:
         return list(found.values())
 
     def unacknowledged(self) -> Mapping[str, tuple[Lane, int]]:
-        """By the name of the position: what the cluster does not know yet."""
+        """The lanes whose `done` the cluster does not know yet, with this `done`, by the name of the
+        position.
+        """
         return {
             self._partitions.position_name(lane.queue): (lane, lane.done)
             for lane in self._lanes.values()

@@ -36,9 +36,9 @@ _READ_MESSAGES: Final = 1000
 _AGAIN_S: Final = 0.5
 """The wait before a failed read of the positions is tried again."""
 _LEFT_S: Final = 1.0
-"""How long the end waits for handlers that were cancelled."""
+"""How long the end of a member waits for cancelled handlers."""
 _LEASE_S: Final = 0.05
-"""How often a lease that has ended by the clock is looked at, until it is renewed or lost."""
+"""How often a lease that has ended by the clock is checked, until it is renewed or lost."""
 
 
 class PositionCalls(Protocol):
@@ -48,7 +48,7 @@ class PositionCalls(Protocol):
 
 
 class Reader(Protocol):
-    """What a member uses of `rt.Subscriber`. One thread at a time calls it, except `call_off`."""
+    """The part of `rt.Subscriber` that a member uses. One thread at a time calls it, except `call_off`."""
 
     @property
     def position(self) -> int: ...
@@ -61,7 +61,7 @@ class Reader(Protocol):
 
 
 class PartitionLeases(Protocol):
-    """What a member uses of `rt.streams.LeaseBalancer`."""
+    """The part of `rt.streams.LeaseBalancer` that a member uses."""
 
     async def start(self, mapper: QueueMapper) -> None: ...
 
@@ -104,7 +104,9 @@ class Member:
         self._work: dict[QueueId, _Work] = {}
         self._opening: dict[QueueId, asyncio.Task[None]] = {}
         self._closed_to: dict[QueueId, Fence] = {}
-        """Partitions that were given up at this fence: not handled again before a greater one."""
+        """The fences at which partitions were given up. A partition is not handled again before a greater
+        fence.
+        """
         self._room = asyncio.Event()
         self._over = asyncio.Event()
         self._failure: BaseException | None = None
@@ -116,7 +118,7 @@ class Member:
 
     @property
     def waiting_bytes(self) -> int:
-        """About the memory that they take."""
+        """The approximate memory that the waiting messages need."""
         return self._lanes.waiting_bytes
 
     @property
@@ -151,7 +153,9 @@ class Member:
             raise self._failure
 
     async def _end_all(self) -> None:
-        """The leases are over: nothing may go on. What still runs had the time of a lease to end."""
+        """End all work: the leases have ended, so nothing may continue. Work that still runs had the time of
+        a lease to end.
+        """
         left = {*self._opening.values()}
         for work in self._work.values():
             assert work.task is not None
@@ -213,7 +217,7 @@ class Member:
         finally:
             if work.task.done():
                 self._forget(work)
-            else:  # It hangs, and the limit for giving it up is over.
+            else:  # The call hangs, and the time limit for giving it up has passed.
                 work.task.add_done_callback(lambda _: self._forget_late(work))
 
     def _forget(self, work: _Work) -> None:
@@ -233,7 +237,8 @@ class Member:
         try:
             position = await self._position_of(queue)
             while queue not in self._leases.my_queues():
-                await asyncio.sleep(_LEASE_S)  # It is renewed, or lost: then this is cancelled.
+                # The lease is renewed, or it is lost and this task is cancelled.
+                await asyncio.sleep(_LEASE_S)
             work = self._work[queue] = _Work(self._lanes.open(queue, position))
             logger.info("partition_taken partition=%s position=%d", queue.name, position)
             work.task = asyncio.create_task(self._serve(work))
@@ -277,7 +282,7 @@ class Member:
             lane.handled(done)
             self._room.set()
             if not done and not work.is_stopping:
-                await asyncio.sleep(_LEASE_S)  # It is renewed, or lost and stopped.
+                await asyncio.sleep(_LEASE_S)  # The lease is renewed, or it is lost and the work is stopped.
 
     def _is_held(self, queue: QueueId) -> bool:
         """Whether the lease of a partition is valid by the clock. From any thread."""
@@ -304,7 +309,8 @@ class Member:
                 self._reader.seek(wanted)
             batch = self._reader.next_batch(_READ_S, _READ_MESSAGES)
         except (StopIteration, asyncio.CancelledError) as error:
-            # As it is, the future of this thread would never end, or end the reading task in silence.
+            # If this error is raised unchanged, the future of this thread never ends, or the reading task
+            # ends silently.
             raise RuntimeError(f"on_event raised {type(error).__name__}") from error
         return batch, max(wanted, self._reader.position if batch is None else batch.end)
 

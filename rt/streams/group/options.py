@@ -16,7 +16,9 @@ from rt.streams.balancer.lease import LEASE_S_MAX, LEASE_S_MIN
 Decision: TypeAlias = Literal["retry", "skip", "stop"]
 
 PARTITIONS_MAX: Final = 256
-"""As many as one call acknowledges, and a quarter of the holds that a cluster keeps."""
+"""The maximum number of positions that one call acknowledges, and a quarter of the holds that a cluster
+keeps.
+"""
 
 
 class HandlerFailure(Struct, frozen=True):
@@ -41,13 +43,15 @@ class GroupOptions(Struct, frozen=True):
     partitions: int = 16
     """How many parts the topics are spread over: at most this many members have work. 1 to 256."""
     start: Literal["earliest", "latest"] = "earliest"
-    """Where a group starts that the cluster does not know yet."""
+    """Where a group starts if the cluster does not know it yet."""
     concurrency: int = 1
     """How many handlers of a member run at a time, for messages of different partitions."""
     buffer_messages: int = 1000
     """A member reads no more while this many messages wait for their handlers."""
     buffer_bytes: int = 64 * 2**20
-    """Nor while those that wait take about this much memory. The last read may exceed it by some MiB."""
+    """A member also reads no more while the waiting messages need about this much memory. The last read may
+    exceed it by some MiB.
+    """
     lease_s: float = 10.0
     """After this time the partitions of a dead or paused member are handled by others."""
     commit_every_s: float = 1.0

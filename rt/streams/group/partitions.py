@@ -2,8 +2,8 @@
 
     workers~1f0c9a77.p003     the position of partition 3 of group workers
 
-The second part is a digest of the patterns and the number of partitions. So a member with others is noticed:
-its positions would be those of other messages.
+The second part is a digest of the patterns and the number of partitions. So a member with other patterns or
+another number of partitions is detected: its positions would belong to other messages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Partitions:
         return None
 
     def positions(self, found: Mapping[str, int]) -> dict[QueueId, int]:
-        """The positions of the partitions, of all that the cluster has for this name.
+        """The positions of the partitions. `found`: all positions that the cluster has for this name.
 
         `rt.InvalidOption` if some belong to a group with other patterns or another number of partitions.
         """

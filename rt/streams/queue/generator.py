@@ -29,8 +29,8 @@ class GeneratorQueues:
     """`count` queues. Factory and adapter in one.
 
     A queue has `events` events (None: unlimited). They are available at once, or at `rate_per_s` per second
-    from when the queue is first opened. A stream belongs to the queue that makes it, whatever the mapper
-    says.
+    from when the queue is first opened. A stream belongs to the queue that makes it, even if the mapper
+    returns another queue.
     """
 
     is_rewindable: Final = True

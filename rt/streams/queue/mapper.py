@@ -2,9 +2,10 @@
 
 Invariants:
 - The mapping depends only on the stream's name and the queues. Events already in a queue are not moved.
-- Clusters are placed by consistent hashing of their names, in any order: one that is added takes streams from
-  all others and moves no other stream; one that is removed gives its streams to all others.
-- Numbered queues lie at equal distances, so their shares are even. Another number of them is another mapping.
+- Clusters are placed by consistent hashing of their names, in any order. An added cluster takes streams from
+  all others and moves no other stream. A removed cluster gives its streams to all others.
+- Numbered queues lie at equal distances, so their shares are even. If their number changes, the mapping
+  changes.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class RingRange(Struct, frozen=True):
 
 
 def ring_points(names: Collection[str], points: int) -> list[tuple[int, str]]:
-    """The places of `points` points of each name, in the order of the ring. If several names draw a place,
-    the smallest one has it.
+    """The positions of `points` points of each name, in the order of the ring. If several names get the same
+    position, the smallest name has it.
     """
     places: dict[int, str] = {}
     for name in sorted(set(names), reverse=True):
@@ -83,7 +84,7 @@ class HashRingQueueMapper:
 
     @classmethod
     def of_names(cls, names: Sequence[str]) -> HashRingQueueMapper:
-        """The same with names of its own, which are different."""
+        """The same mapper, but with these names, which must be different."""
         mapper = cls.__new__(cls)
         mapper._place(names, len(names))
         return mapper

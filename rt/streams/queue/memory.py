@@ -1,8 +1,8 @@
 """Queues in memory, for tests and for streams within a process.
 
-Acknowledged events are deleted, and the process's end deletes all. Numbers start above those of earlier
-processes: from the clock, or from the subscription store if the clock has gone back. So a store that outlives
-a process never treats a new event as an old one.
+Acknowledged events are deleted. At the end of the process, all events are deleted. Event numbers start above
+the numbers of earlier processes: from the clock, or from the subscription store if the clock has moved back.
+So a store that outlives a process never treats a new event as an old one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants:
 - It holds at most `events_max` events, if no read brings more than `room`, and at most `bytes_max` bytes plus
   one read.
 - Whole buckets are evicted, the oldest first.
-- Events that every consumer has stay for a while, for consumers that return.
+- Events stay for a while after every consumer has them, for consumers that return.
 - It is used by one task at a time, reads no clock and never waits.
 """
 
@@ -43,9 +43,9 @@ class _Bucket:
 
 
 class _Entry:
-    """A batch in the list of its stream. `size`, `first` and `end` are those of the batch, computed once.
+    """A batch in the list of its stream. `size`, `first` and `end` of the batch are computed once.
 
-    The two are plain tuples: unlike tokens they cost the garbage collector nothing.
+    `first` and `end` are plain tuples: unlike tokens they cost the garbage collector nothing.
     """
 
     __slots__ = ("batch", "bucket", "end", "first", "line", "next", "size")
@@ -69,17 +69,21 @@ class _Line:
     def __init__(self, stream: StreamId, known_from: SequenceToken) -> None:
         self.stream = stream
         self.known_from = known_from
-        """Every event of the stream from there on is in the cache, or not read yet."""
+        """Every event of the stream from this token on is in the cache, or not read yet."""
         self.first: _Entry | None = None
         self.last: _Entry | None = None
         self.cursors = 0
         self.waiting: dict[CacheCursor, None] = {}
         """The cursors at the end."""
         self.short: dict[CacheCursor, int] | None = None
-        """How many more events these cursors wait for, before the one that they point to is taken."""
+        """The number of further events that each of these cursors waits for, before the event that it points
+        to is taken.
+        """
 
     def shorten(self, events: int) -> list[CacheCursor]:
-        """So many more have come. Returns the cursors that have enough, which wait no longer."""
+        """Record that `events` more events have arrived. Return the cursors that have enough events and no
+        longer wait.
+        """
         if self.short is None:
             return []
         left = {cursor: count - events for cursor, count in self.short.items()}
@@ -166,7 +170,7 @@ class CacheCursor:
         self._stand(entry, max(offset, entry.batch.place_of(wanted)))
 
     def await_more(self, events: int) -> None:
-        """Have `QueueCache.add` return it, once, when its stream has so many more events."""
+        """Make `QueueCache.add` return this cursor, once, when its stream has `events` more events."""
         if self._line.short is None:
             self._line.short = {}
         self._line.short[self] = events
@@ -187,7 +191,9 @@ class CacheCursor:
             self._cache.forget(self._line)
 
     def meet(self, entry: _Entry) -> bool:
-        """An event arrived while it waited. Returns whether it is for this cursor."""
+        """Handle a batch that arrived while the cursor waited. Return whether the batch has an event for this
+        cursor.
+        """
         wanted = self.wanted
         if wanted >= entry.end:
             return False
@@ -226,7 +232,7 @@ class QueueCache:
                 expected=f"{BUCKETS} events or more",
             )
         self.start = start
-        """Every event of any stream from there on is in the cache, or not read yet."""
+        """Every event of any stream from this token on is in the cache, or not read yet."""
         self.end = start
         """The first token that was not read yet."""
         self.events = 0
@@ -318,7 +324,7 @@ class QueueCache:
         return list(self._buckets[0].pins) if self.is_under_pressure and self._buckets else []
 
     def forget(self, line: _Line) -> None:
-        """A cursor of the line was closed."""
+        """Record that a cursor of the line was closed."""
         line.cursors -= 1
         self._leave(line)
 
@@ -376,6 +382,6 @@ class QueueCache:
             self._leave(line)
 
     def _leave(self, line: _Line) -> None:
-        """Delete a line without batches and cursors."""
+        """Delete the line if it has neither batches nor cursors."""
         if line.first is None and not line.cursors:
             self._lines.pop(line.stream, None)

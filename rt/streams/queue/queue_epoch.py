@@ -1,8 +1,8 @@
-"""The resets of a queue's log, and where stored positions continue after a forced one. Pure.
+"""The resets of a queue's log, and where stored positions continue after a forced reset. Pure.
 
-After a soft or hard reset every position keeps its meaning. After a forced one the log continues with what
-one node knew: positions that only the other nodes had merged get new messages. The run of the log that begins
-then says where.
+After a soft or hard reset every position keeps its meaning. After a forced reset the log continues with the
+messages that one node knew: positions that only the other nodes had merged get new messages. The run of the
+log that starts with the reset shows where.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rt.net.lease_client import LogEpoch
 
 
 class StoredEpoch(NamedTuple):
-    """What is stored with positions: the epoch in which they were right."""
+    """The epoch in which stored positions were correct. It is stored with them."""
 
     number: int
     forced: str
@@ -38,10 +38,12 @@ class QueueEpoch(Struct, frozen=True):
         return StoredEpoch(self.log.number, self.log.forced.hex())
 
     def changed_from(self, stored: StoredEpoch | None, low: int | None) -> int | None:
-        """The first position that may have another meaning than in epoch `stored`; None if all have the same.
+        """Return the first position that may have another meaning than in epoch `stored`. None if all
+        positions have the same meaning.
 
-        `low`: how far the log was read then. If no epoch was stored, all positions since the first forced
-        reset are suspect. If the log ends before `low` without a forced reset, those since the last one.
+        `low`: the position up to which the log was read in that epoch. If no epoch was stored, all positions
+        since the first forced reset are suspect. If the log ends before `low` without a further forced reset,
+        the positions since the last forced reset are suspect.
         """
         is_shorter = low is not None and low > self.end
         now = self.stored
@@ -54,7 +56,7 @@ class QueueEpoch(Struct, frozen=True):
         return self._begin_of(now.generation)
 
     def _begin_of(self, generation: int) -> int:
-        """Where the log of this generation of forced resets, and of later ones, begins."""
+        """The position at which the log of this generation of forced resets, and of later ones, starts."""
         if not generation:
             return 0
         found = (first for run, first in self.log.runs.items() if generation_of_number(run) >= generation)

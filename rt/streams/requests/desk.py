@@ -1,9 +1,10 @@
-"""Reads the requests of others to the owner of a queue, has them carried out, and answers them.
+"""Reads the requests that others send to the owner of a queue, has them carried out, and answers them.
 
 Invariants:
-- A request and its answer are in one commit. Whoever carries it out hands in the answer in the same step as
-  the edits, without waiting in between. So a kill loses no request, and none is carried out twice.
-- A request is not carried out after its time.
+- A request and its answer are in one commit. The code that carries out the request hands in the answer in the
+  same step as the edits, without waiting in between. So a kill loses no request, and no request is carried
+  out twice.
+- A request is not carried out after its time limit.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from rt.streams.requests.request import (
 logger = logging.getLogger("rt.streams")
 
 LOOK_S: Final = 0.5
-"""How often requests are looked for."""
+"""The interval at which requests are polled."""
 _REMEMBERED_NS: Final = 600 * 10**9
-"""How long after its time a request is remembered: a node that is behind may show it again."""
+"""How long a request is remembered after its time limit, because a node that is behind may show it again."""
 
 
 class Answering(Protocol):
-    """Where answers become durable: with the other edits of the next commit."""
+    """Makes answers durable, with the other edits of the next commit."""
 
     def answer(self, posted: PostedRequest, answer: QueueAnswer) -> None: ...
 
@@ -48,9 +49,10 @@ class Undone(Exception):
 
 
 CarryOut = Callable[[QueueRequest, PostedRequest, Callable[[QueueAnswer], None]], Awaitable[None]]
-"""Carries out a request, and calls its last argument in the same step as the edits. Returns when they are
-durable. Raises `StreamError` or `ValueError` if it is rejected; then there were no edits. After any other
-error they are part of the next commit, except after `Undone`."""
+"""Carries out a request, and calls its last argument in the same step as the edits. Returns when the edits
+are durable. Raises `StreamError` or `ValueError` if the request is rejected; then there were no edits. After
+any other error except `Undone`, the edits are part of the next commit.
+"""
 
 
 class RequestDesk:
@@ -66,11 +68,11 @@ class RequestDesk:
         self._queue, self._store, self._answering = queue, store, answering
         self._carry_out, self._clock_ns = carry_out, clock_ns
         self._known: dict[bytes, int] = {}
-        """Those under way or answered, and until when."""
+        """The requests under way or answered, with their time limits."""
         self._working: dict[asyncio.Task[None], bytes] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Poll requests and have them carried out, until cancelled."""
         try:
             while True:
                 await self._look()
@@ -137,9 +139,7 @@ class RequestDesk:
                 await self._answering.commit()
                 return
             if not is_answered:
-                del self._known[
-                    posted.id
-                ]  # Nothing was done: it is read again, by this host or the next one.
+                del self._known[posted.id]  # Nothing was done: this host or the next owner reads it again.
             raise
         else:
             logger.info("request_carried_out queue=%s action=%s", self._queue, request.action)

@@ -15,10 +15,11 @@ from rt.net.lease_client import REQUEST_ID_BYTES, LeaseCalls, OwnerAnswer
 from rt.streams.core.errors import OwnerTimeout
 
 AGAIN_S: Final = 0.2
-"""How often the answer is looked for."""
+"""The interval at which the answer is polled."""
 GRACE_S: Final = 3.0
-"""How much longer than the request may be carried out its answer is waited for. Clocks differ, and a commit
-takes its time."""
+"""The answer is awaited for this much longer than the request may be carried out. Clocks differ, and a commit
+takes time.
+"""
 TIMEOUT_S_MAX: Final = 3600.0
 
 
@@ -30,10 +31,11 @@ async def ask_owner(
     *,
     on_no_owner: Callable[[], None] = lambda: None,
 ) -> bytes:
-    """Post a request to the owner of `lease`, whoever that is. Returns the content of its answer.
+    """Post a request to the owner of `lease`, on any host. Return the content of its answer.
 
-    `on_no_owner` is called once, if the lease is free: then the request waits. `OwnerTimeout`: no answer came
-    in time. `rt.Overloaded`: there was no room for the request. Errors that a retry cannot solve are raised.
+    `on_no_owner` is called once, if the lease is free: then the request waits. `OwnerTimeout` if no answer
+    arrived in time. `rt.Overloaded` if there was no room for the request. Errors that a retry cannot solve
+    are raised.
     """
     loop = asyncio.get_running_loop()
     request, until = os.urandom(REQUEST_ID_BYTES), loop.time() + min(timeout_s, TIMEOUT_S_MAX)

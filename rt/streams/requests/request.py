@@ -1,6 +1,6 @@
-"""What others may ask of the owner of a queue, and its answer, as bytes. Pure.
+"""The requests that others may send to the owner of a queue, and its answers, as bytes. Pure.
 
-What is read here was written by another host: it is checked like any other input.
+The bytes that are read here were written by another host, so they are checked like any other input.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Start: TypeAlias = SequenceToken | StartPosition | None
 
 
 class QueueRequest(Struct, frozen=True):
-    """`subscription` is an id. `topic`, `consumer` and `name` are those of a new subscription. `start` None:
-    where it is.
+    """`subscription` is an id. `topic`, `consumer` and `name` belong to a new subscription. If `start` is
+    None, the subscription continues at its position.
     """
 
     action: Action
@@ -54,7 +54,7 @@ class QueueRequest(Struct, frozen=True):
     name: str | None = None
     start: Start = None
     needs_consumer: bool = False
-    """Reject it if the owner has no consumer for the subscription."""
+    """Whether to reject the request if the owner has no consumer for the subscription."""
 
     def __post_init__(self) -> None:
         if self.action not in get_args(Action):
@@ -77,7 +77,7 @@ class QueueRequest(Struct, frozen=True):
 
 
 def decode_request(content: bytes) -> QueueRequest:
-    """`rt.InvalidOption` if it is none that this version knows."""
+    """Decode a request. `rt.InvalidOption` if it is not a request that this version knows."""
     try:
         found = json.loads(content)
         texts = [found.get(each) for each in ("subscription", "topic", "consumer", "name")]
@@ -101,8 +101,9 @@ def _list(found: object) -> list[Any]:
 
 
 class QueueAnswer(Struct, frozen=True):
-    """What the owner did. `state` of the subscription then: "served", "unattended", "faulted" or "ended"; of
-    the queue: "paused" or "continued". `error`: nothing was done, because of this.
+    """The result of a request. `state` is the state after it: of the subscription "served", "unattended",
+    "faulted" or "ended", of the queue "paused" or "continued". `error`: the error because of which nothing
+    was done.
     """
 
     subscription: str = ""
@@ -127,7 +128,7 @@ def rejection(error: Exception) -> QueueAnswer:
 
 
 def decode_answer(content: bytes) -> QueueAnswer:
-    """`StreamError` if it is none."""
+    """Decode an answer. `StreamError` if it is not valid."""
     try:
         found = {name: str(value) for name, value in json.loads(content).items()}
         return QueueAnswer(**found)
@@ -153,7 +154,7 @@ class RequestedStore(Protocol):
     """A store that has requests for its owner. Its writers answer them: `RequestedWriter`."""
 
     def requests(self) -> Awaitable[Sequence[PostedRequest]]:
-        """Those that were not answered, as far as the store knows."""
+        """The requests that are not answered, as far as the store knows."""
 
 
 @runtime_checkable
@@ -167,4 +168,4 @@ class RequestingStores(Protocol):
     """Stores through which any host can ask the owner of a queue."""
 
     async def ask_owner(self, queue: QueueId, content: bytes, timeout_s: float) -> bytes:
-        """The owner's answer. `OwnerTimeout` if there is none in time."""
+        """Return the owner's answer. `OwnerTimeout` if no answer arrives in time."""

@@ -36,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     except InvalidOption as error:
         _say(f"rt.streams.simulate: {error}")
         return USAGE
-    logging.getLogger("rt.streams").setLevel(logging.CRITICAL + 1)  # Lost leases are what it is about.
+    # Lost leases are expected: the simulation is about them.
+    logging.getLogger("rt.streams").setLevel(logging.CRITICAL + 1)
     began_s = time.process_time()
     report = simulate(options, _say)
     text = json.dumps(report.as_json(), indent=2) if as_json else "\n".join(lines(report))

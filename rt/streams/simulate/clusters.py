@@ -1,8 +1,8 @@
-"""The leases of many clusters in memory, and what a host sees of them.
+"""The leases of many clusters in memory, and the view of a host on them.
 
-`HostLeases` answers what `QueueLeases` answers when a cluster is away for all hosts or for none: then the
-leases of hosts are the same on all clusters that answer, and one row stands for them. It counts the requests
-that `QueueLeases` makes for that.
+`HostLeases` gives the answers that `QueueLeases` gives if a cluster is away for all hosts or for none. Then
+the leases of hosts are the same on all clusters that answer, and one row represents them. `HostLeases` counts
+the requests that `QueueLeases` makes for these answers.
 
 Invariants:
 - A lease ends after its duration without a renewal, or if it is released.
@@ -54,7 +54,7 @@ class Clusters:
         self.rng = rng
         self._rows: dict[str, _Row] = {}
         self._ends: list[tuple[float, str, int]] = []
-        """A heap with an entry for each row; the end in it is that of the grant or a later look."""
+        """A heap with an entry for each row. The end in an entry is as of the grant or of a later check."""
         self._token = 0
         self._shown: Mapping[str, LeaseHolder] | None = None
 
@@ -78,7 +78,7 @@ class Clusters:
         return cluster not in self.away if cluster is not None else len(self.away) < len(self.names)
 
     def acquire(self, name: str, owner: str, duration_s: float) -> int:
-        """The token; 0 if it is held."""
+        """Acquire a lease. Return its token; 0 if the lease is held."""
         self._expire()
         if name in self._rows:
             return 0
@@ -90,7 +90,7 @@ class Clusters:
         return self._token
 
     def renew(self, lease: OwnedLease, owner: str) -> bool:
-        """Whether it was held with this token; then it is extended."""
+        """Extend the lease if it is held with this token. Return whether it was held."""
         self._expire()
         row = self._rows.get(lease.name)
         if row is None or row.holder != (owner, lease.token):
@@ -99,7 +99,7 @@ class Clusters:
         return True
 
     def release(self, lease: OwnedLease, owner: str) -> bool:
-        """Whether it was held with this token; then it is free."""
+        """Free the lease if it is held with this token. Return whether it was held."""
         self._expire()
         row = self._rows.get(lease.name)
         if row is None or row.holder != (owner, lease.token):
@@ -109,7 +109,7 @@ class Clusters:
         return True
 
     def held(self) -> Mapping[str, LeaseHolder]:
-        """What the clusters that answer have. Not to be changed."""
+        """The leases on the clusters that answer. The caller must not change the result."""
         self._expire()
         if self._shown is None:
             self._shown = {name: row.holder for name, row in self._rows.items() if self.answers(name)}
@@ -122,7 +122,7 @@ class Clusters:
             row = self._rows.get(name)
             if row is None or row.holder.token != token:
                 continue
-            if not self.answers(name):  # A cluster that is away measures nothing.
+            if not self.answers(name):  # A cluster that is away does not measure the time of leases.
                 row.end_s = max(row.end_s, now_s + row.duration_s)
             if row.end_s > now_s:
                 heapq.heappush(self._ends, (row.end_s, name, token))
@@ -207,7 +207,7 @@ class HostLeases:
         return None if len(self._away) == len(self._clusters.names) else rows
 
     def reach(self) -> Mapping[str, frozenset[str]]:
-        """All hosts reach a cluster, or none."""
+        """Either all hosts reach a cluster, or no host reaches it."""
         return {}
 
     def away(self) -> Collection[str]:
@@ -217,7 +217,9 @@ class HostLeases:
         """Nothing to close."""
 
     async def _reaches(self, kind: str, names: Sequence[str] | None) -> bool:
-        """Whether a request arrives at clusters, after its way there. It does not if this host is cut off."""
+        """Wait while a request is on its way. Return whether it arrives at clusters. It does not if this host
+        is cut off.
+        """
         if self.is_dead:
             await asyncio.get_running_loop().create_future()
         if self.is_cut_off:
@@ -229,7 +231,9 @@ class HostLeases:
         return not self.is_cut_off
 
     def _count(self, names: Sequence[str] | None) -> int:
-        """To how many clusters a request goes: to all for a look and for the lease of a host."""
+        """The number of clusters that a request goes to: all clusters for a look and for the lease of a
+        host.
+        """
         if names is None:
             return len(self._clusters.names)
         of_queues = {self._clusters.cluster_of(name) for name in names}

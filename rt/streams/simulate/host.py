@@ -1,6 +1,7 @@
-"""A host: the product's balancer, and a listener that drains queues in a drawn time.
+"""A host: the product's balancer, and a listener that drains queues in a random time.
 
-Its process is stopped in order, or crashes. A host that is cut off runs on, and no cluster answers it.
+The process of a host stops in order, or crashes. A host that is cut off continues to run, but no cluster
+answers it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Watcher(Protocol):
 
 
 class Host:
-    """One process of a host. A process has an owner of its own, as in `QueueLeases.of_clusters`."""
+    """One process of a host. Each process is a separate owner of leases, as in `QueueLeases.of_clusters`."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Host:
         return not (self.leases.is_dead or self.leases.is_cut_off)
 
     def serving(self) -> Mapping[QueueId, Fence]:
-        """What this process serves now, by its own clock. Nothing after a crash."""
+        """The queues that this process serves now, by its own clock. Empty after a crash."""
         return {} if self.leases.is_dead else self.balancer.my_queues()
 
     async def start(self, mapper: QueueMapper) -> None:

@@ -1,4 +1,4 @@
-"""What a simulation is made of."""
+"""The parameters of a simulation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LIMITS: Final = {
     "clusters_away": (0, 4_999),
     "seed": (0, 2**63 - 1),
 }
-"""Least and most. They bound memory and time."""
+"""The minimum and maximum of each option. They bound memory and time."""
 
 DRAIN_S: Final = 0.5
-"""The longest time that a host takes to stop a queue in order. Drawn."""
+"""The longest time that a host takes to stop a queue in order. The time is random."""
 LATENCY_S: Final = (0.002, 0.02)
-"""The range of the one-way delay of a request to a cluster. Drawn."""
+"""The range of the one-way delay of a request to a cluster. The delay is random."""
 RESTART_S: Final = 3.0
 """From the end of a process until its host's next process starts."""
 CALM_S: Final = 60.0
@@ -45,7 +45,9 @@ class SimulationOptions(Struct, frozen=True):
     clusters_away: int = 10
     rolling_restart: bool = True
     cluster_change: bool = True
-    """Add a cluster, then remove it. Hosts learn their clusters at their start, so both restart all hosts."""
+    """Add a cluster, then remove it. Hosts learn their clusters at their start, so both changes restart all
+    hosts.
+    """
     balancer: str = "lease"
     times: LeaseTimes = field(default_factory=LeaseTimes)
 
@@ -63,15 +65,16 @@ class SimulationOptions(Struct, frozen=True):
 
     @property
     def round_s(self) -> float:
-        """The longest time from one look at the leases to the next: the wait, and a look that is slow."""
+        """The longest time from one poll of the leases to the next: the wait, and a slow poll."""
         return self.times.look_s + LOOK_S
 
     @property
     def serve_again_s(self) -> float:
-        """The bound of the time to serve a queue again: its lease, and three rounds. In the first one a host
-        sees the free lease. Another host may win it; then a host has the wrong share, and a second round
-        fixes that. The third is for a host that must first give a queue up. With the balancer `deployment`
-        hosts may differ, until all are mature, on which host should have a queue.
+        """The upper bound of the time until a queue is served again: the time of its lease, and three rounds.
+        In the first round a host sees the free lease. Another host may win it; then a host has the wrong
+        share, and a second round fixes that. The third round is for a host that must first give up a queue.
+        With the balancer `deployment`, hosts may disagree until all hosts are mature: which host should have
+        a queue.
         """
         maturity_s = MATURITY_S if self.balancer == "deployment" else 0.0
         return self.times.lease_s + maturity_s + 3 * self.round_s + DRAIN_S

@@ -13,19 +13,21 @@ from rt.streams.core.stream_id import StreamId
 from rt.streams.queue.mapper import VIRTUAL_NODES, PartitionedQueueMapper
 
 DEVIATIONS: Final = 5
-"""The bound of a measured share, in standard deviations. One of about two million runs is outside."""
+"""The bound of a measured share, in standard deviations. About one run in two million is outside the
+bound.
+"""
 PROGRESS_EACH: Final = 250_000
 
 
 class Placement(Struct, frozen=True):
-    """Counts of streams. Adding is from `clusters` to one more, removing is the way back."""
+    """Counts of streams. A cluster is added to `clusters` clusters; the removal is the way back."""
 
     streams_of: Counter[str]
     streams_of_more: Counter[str]
-    """With the added cluster."""
+    """The streams of each cluster, with the added cluster."""
     moved: int
     moved_elsewhere: int
-    """Of the streams that moved, those that did not move to the added cluster."""
+    """The streams that moved, but not to the added cluster."""
 
 
 def cluster_names(count: int) -> list[str]:

@@ -47,10 +47,10 @@ class SimulationReport(Struct, frozen=True):
     phases: tuple[SimulatedPhase, ...]
     streams_per_cluster: Spread
     queues_per_host: Spread
-    """At the end."""
+    """The queues of each host at the end."""
     streams_per_host: Spread
     share_moved: float
-    """Of all streams, if a cluster is added."""
+    """The share of all streams that move if a cluster is added."""
     share_expected: float
     share_bound: float
     moved_elsewhere: int
@@ -74,7 +74,7 @@ class SimulationReport(Struct, frozen=True):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """By the nearest rank. None if there is nothing."""
+    """The percentile by the nearest rank. None if there are no values."""
     return round(ordered[max(math.ceil(share * len(ordered)) - 1, 0)], 3) if ordered else None
 
 

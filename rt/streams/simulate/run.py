@@ -20,13 +20,13 @@ from rt.streams.simulate.watch import PhaseFigures, ServiceWatch
 
 CHECK_S: Final = 1.0
 FAILURES_S: Final = 60.0
-"""The window in which hosts fail, at drawn times."""
+"""The window in which hosts fail, at random times."""
 CUT_OFF_LEASES: Final = 2
-"""How long a host is cut off, in times of a lease."""
+"""How long a host is cut off, as a multiple of the time of a lease."""
 STABLE_ROUNDS: Final = 3
 """Rounds without a move after which a phase ends."""
 STABLE_LEASES_MAX: Final = 10
-"""The longest wait for that, in times of a lease."""
+"""The longest wait for these rounds, as a multiple of the time of a lease."""
 BATCHES: Final = 10
 """A rolling restart stops a tenth of the hosts at once."""
 
@@ -34,7 +34,7 @@ BATCHES: Final = 10
 def simulate(
     options: SimulationOptions, progress: Callable[[str], None] = lambda _: None
 ) -> SimulationReport:
-    """Run it. The result depends on the options alone."""
+    """Run the simulation. The result depends on the options alone."""
     placed = placement.measure(options.clusters, options.streams, options.seed, progress)
 
     async def main() -> SimulationReport:
@@ -44,7 +44,7 @@ def simulate(
 
 
 class Simulation:
-    """In a loop of virtual time."""
+    """A simulation in an event loop of virtual time."""
 
     def __init__(
         self, options: SimulationOptions, placed: Placement, progress: Callable[[str], None]
@@ -88,7 +88,7 @@ class Simulation:
         checks.cancel()
         await asyncio.wait([checks])
         if not checks.cancelled():
-            checks.result()  # It has failed.
+            checks.result()  # The checks failed: raise their error.
         report = self._report()
         await _all(host.stop() for host in self._hosts.values())
         return report
@@ -150,7 +150,7 @@ class Simulation:
         await _all(self._start(name, self._rng.uniform(0, look_s)) for name in names)
 
     async def _fail_hosts(self) -> None:
-        """Crash hosts, which start again, or cut them off for a while, at drawn times."""
+        """Crash hosts or cut them off for a while, at random times. A crashed host starts again."""
         times_s = sorted(self._rng.uniform(0, FAILURES_S) for _ in range(self._options.failures))
         began_s = self._now_s()
         ends: list[asyncio.Task[None]] = []
@@ -200,7 +200,7 @@ class Simulation:
         self.clusters.names |= added
         self.watch.excuse(removed)
         await self._restart_all()
-        self.watch.expect(added)  # From then on all hosts know it.
+        self.watch.expect(added)  # From now on all hosts know the added cluster.
         self.clusters.names -= removed
 
     # The report
@@ -227,7 +227,7 @@ class Simulation:
 
 
 async def _all(works: Any) -> None:
-    """Do all of it, and raise the first error."""
+    """Wait for all `works`, and raise the first error."""
     async with asyncio.TaskGroup() as group:
         for work in works:
             group.create_task(_awaited(work))

@@ -33,13 +33,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def advance(self, seconds: float | None) -> None:
-        """Advance the time. None: there is no timer, so nothing would ever run."""
+        """Advance the time. `Stuck` if `seconds` is None: there is no timer, so nothing would ever run."""
         if seconds is None:
             raise Stuck("every task waits, and no timer is set")
         self._now += seconds
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Call it now or later, even if its future is cancelled. `executor` is ignored."""
+        """Call `func` now or later, even if its future is cancelled. `executor` is ignored."""
         del executor
         done: asyncio.Future[T] = self.create_future()
 

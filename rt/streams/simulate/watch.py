@@ -1,10 +1,10 @@
-"""Watches who serves what: the invariants, and the times without service.
+"""Watches which host serves which queue: checks the invariants, and measures the times without service.
 
 Invariants that are checked, each time a host reports a change and once a second:
-- No two hosts serve a queue at one moment, each by its own clock.
+- No two hosts serve a queue at the same time, each by its own clock.
 - A queue is served again within the bound, if no other host failed meanwhile. A host that has failed counts
-  as present until its lease ends: until then others leave free queues to it, up to its share. So the bound
-  is counted from the last fault on; the times without service are counted from the first.
+  as present until its lease ends: until then other hosts leave free queues to it, up to its share. So the
+  bound is counted from the last fault; the times without service are counted from the first fault.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from msgspec import Struct, field
 from rt.streams.simulate.host import Host
 
 VIOLATIONS_MAX: Final = 20
-"""Later ones are only counted."""
+"""The maximum number of violations that are recorded. Later violations are only counted."""
 
 
 class PhaseFigures(Struct):
-    """What was seen in one phase."""
+    """The figures that were measured in one phase."""
 
     moves: int = 0
-    """Queues that another process serves than before."""
+    """Queues that are served by another process than before."""
     streams_moved: int = 0
     gaps_s: list[float] = field(default_factory=list)
     """The times without service, of queues served again."""
@@ -46,7 +46,7 @@ class ServiceWatch:
         self._of_host: dict[Host, set[str]] = {}
         self._last: dict[str, Host] = {}
         self._unserved: dict[str, float] = {}
-        """By queue without service: since when."""
+        """By queue without service: the time since which it is not served."""
         self._last_fault_s = 0.0
         self._excused = set[str]()
         self._late = set[str]()
@@ -55,7 +55,7 @@ class ServiceWatch:
     # What should be served
 
     def expect(self, queues: Iterable[str]) -> None:
-        """They should be served from now on, for the time without service counts."""
+        """From now on these queues should be served, and their time without service counts."""
         for queue in queues:
             self._excused.discard(queue)
             if not any(host.is_working for host in self._claims.get(queue, ())):
@@ -68,7 +68,7 @@ class ServiceWatch:
             self._unserved.pop(queue, None)
 
     def fault(self, host: Host) -> None:
-        """The host serves nothing from now on, whatever it believes."""
+        """The host serves nothing from now on, even if it assumes that it does."""
         self._last_fault_s = self._now_s()
         for queue in self._of_host.get(host, ()):
             if queue not in self._excused:
@@ -110,7 +110,7 @@ class ServiceWatch:
     # Checks
 
     def check(self, hosts: Iterable[Host]) -> None:
-        """All of it, independent of what the hosts reported."""
+        """Check all invariants, independent of the reports of the hosts."""
         owners = Counter(queue.name for host in hosts for queue in host.serving())
         for queue, count in owners.items():
             if count > 1:

@@ -20,7 +20,9 @@ _AS_OPTIONS: Final = DeliveryOptions()
 
 
 class ImplicitSubscription(Struct, frozen=True):
-    """What every stream whose topic matches `pattern` gets. `start` None: that of the options."""
+    """The subscription of every stream with a topic that matches `pattern`. If `start` is None, the start in
+    the options is used.
+    """
 
     pattern: re.Pattern[str]
     factory: ObserverFactory
@@ -29,7 +31,7 @@ class ImplicitSubscription(Struct, frozen=True):
 
 
 class ConsumerFactories:
-    """They outlive the agents: a queue that returns to this host finds them here."""
+    """The factories outlive the agents: when a queue returns to this host, it finds them here."""
 
     def __init__(self) -> None:
         self._attached: dict[str, tuple[StreamObserver, DeliveryOptions]] = {}
@@ -54,7 +56,9 @@ class ConsumerFactories:
         delivery: DeliveryOptions = _AS_OPTIONS,
         start: Start | None = None,
     ) -> None:
-        """Give every stream whose topic matches a subscription. `ValueError` if the name is taken."""
+        """Give a subscription to every stream with a topic that matches `pattern`. `ValueError` if the name
+        is taken.
+        """
         if check_name(name, kind="subscription") in self._patterns:
             raise InvalidOption(f"implicit subscription {name!r} is already registered")
         if not isinstance(pattern, str):
@@ -81,7 +85,7 @@ class ConsumerFactories:
         return {name: each.start for name, each in self._patterns.items()}
 
     def has_consumer(self, record: SubscriptionRecord) -> bool:
-        """Whether this host has an observer for it, or makes one."""
+        """Whether this host has an observer for the subscription, or can make one."""
         is_known = record.pattern in self._patterns if record.pattern else record.consumer in self._factories
         return is_known or record.id in self._attached
 
@@ -102,7 +106,7 @@ class ConsumerFactories:
         return None if factory is None else factory(record.stream)
 
     def delivery(self, record: SubscriptionRecord) -> DeliveryOptions:
-        """Its options on this host."""
+        """The delivery options of the subscription on this host."""
         attached = self._attached.get(record.id)
         return self.registered(record) if attached is None else attached[1]
 

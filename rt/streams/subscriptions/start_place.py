@@ -22,7 +22,7 @@ _EXPECTED: Final = "'earliest', 'latest', a position, a SequenceToken, or a date
 
 
 def check_start(start: Start) -> CheckedStart:
-    """`rt.InvalidOption` if it is no start."""
+    """Check a start. `rt.InvalidOption` if it is not a valid start."""
     if isinstance(start, datetime):
         return StartTime.of(start)
     if isinstance(start, StartPosition):
@@ -39,5 +39,5 @@ def check_start(start: Start) -> CheckedStart:
 async def known_start(
     adapter: QueueAdapter, queue: QueueId, start: CheckedStart
 ) -> StartPosition | SequenceToken:
-    """A time as the token of its event. Raises errors of the queue."""
+    """Return `start`, with a time replaced by the token of its event. Raises errors of the queue."""
     return await adapter.token_at(queue, start.timestamp_ns) if isinstance(start, StartTime) else start

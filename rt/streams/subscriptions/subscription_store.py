@@ -1,4 +1,4 @@
-"""The subscriptions of a queue and their positions, in an object space, so that the next owner continues.
+"""The subscriptions of a queue and their positions, in an object space, so that the next owner can continue.
 
     fence           the last owner that wrote
     low             every subscription below has everything before it, unless `places` has an entry
@@ -12,9 +12,10 @@
 
 Invariants:
 - A subscription without a place has everything before `low`.
-- Any other (no observer attached, faulted, catching up, or moved back) has its own place, so that `low` does
-  not move it. If it is implicit it also has a record, so that the next owner serves it even without new
-  events in its stream.
+- Any other subscription (no observer attached, faulted, catching up, or moved back) has its own place, so
+  that
+  `low` does not move it. If it is implicit, it also has a record, so that the next owner serves it even
+  without new events in its stream.
 - When `commit` returns, the next owner finds the edits.
 - An owner with a lower fence than an earlier one is refused.
 """
@@ -67,8 +68,9 @@ class Interruptible(Protocol):
 
 class SubscriptionRecord(Struct, frozen=True):
     """A subscription. `consumer` is the name of the factory of its observer. `pattern` is the name of the
-    implicit subscription that it comes from. `fault` is the reason if it is faulted. `name` is that of an
-    explicit one, if it has one. `created_s`: when it was made, in seconds since 1970, if that is known.
+    implicit subscription that it comes from. `fault` is the reason if it is faulted. `name` is the name of an
+    explicit subscription, if it has one. `created_s`: when it was created, in seconds since 1970, if that is
+    known.
     """
 
     id: str
@@ -85,25 +87,27 @@ class SubscriptionRecord(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What people call it: its name, that of its pattern or of its consumer's factory, or its id."""
+        """The label for people: the name of the subscription, of its pattern or of its consumer's factory, or
+        its id.
+        """
         return self.name or self.pattern or self.consumer or self.id
 
 
 def implicit_id(pattern: str, stream: StreamId) -> str:
-    """The same on every host and at all times."""
+    """The id of an implicit subscription: the same on every host and at all times."""
     return blake2b(f"{pattern}\0{stream.topic}".encode(), digest_size=16).hexdigest()
 
 
 def named_id(name: str, stream: StreamId) -> str:
-    """The id of the explicit subscription of a stream that has this name."""
+    """The id of the stream's explicit subscription with this name."""
     return blake2b(f"\0{name}\0{stream.topic}".encode(), digest_size=16).hexdigest()
 
 
 class SubscriptionStore:
     """The subscriptions of one queue, in `store`, which `close` closes. The constructor reads the disk.
 
-    Commits run in `thread`, which `close` shuts down (default: a thread that all share). A store whose
-    cluster does not answer may keep it for long.
+    Commits run in `thread`, which `close` shuts down (default: a thread that all stores share). If the
+    cluster of a store does not answer, the store may occupy the thread for a long time.
     """
 
     def __init__(self, store: Store, queue: QueueId, fence: Fence, thread: Executor | None = None) -> None:
@@ -114,8 +118,8 @@ class SubscriptionStore:
         self.store_id: Final = (
             None if isinstance(store, MemoryStore) else store.reader().store_id[:_ID_DIGITS]
         )
-        """The id under which the queue keeps what these subscriptions acknowledge; None: the process keeps
-        them.
+        """The id under which the queue keeps the acknowledgements of these subscriptions. None: the process
+        keeps them.
         """
         owner = self._space.get_or_create_value("fence", 0, of=int)
         if owner.value > fence:
@@ -139,16 +143,16 @@ class SubscriptionStore:
         )
         self._paused: PersistedValue[Any] = self._space.get_or_create_value("paused", None)
         self._answers: dict[bytes, tuple[int, bytes]] = {}
-        """By request: until when it was valid, and the answer, for the next commit."""
+        """The answers for the next commit. By request: the time until which it was valid, and the answer."""
         self._epoch: PersistedValue[Any] = self._space.get_or_create_value("epoch", None)
         self._resets: PersistedValue[Any] = self._space.get_or_create_value("resets", None)
         self._edits = 1
         self._undos: list[Callable[[], None]] = []
-        """Of callers whose edits the next commit has."""
+        """The undo functions of callers with edits in the next commit."""
         self._committed = 0
         self._committing: asyncio.Task[None] | None = None
         self.prepared_s = 0.0
-        """For how many seconds the last commit kept the event loop from other work."""
+        """The number of seconds for which the last commit kept the event loop from other work."""
 
     @property
     def low(self) -> SequenceToken | None:
@@ -165,7 +169,7 @@ class SubscriptionStore:
         return None if row is None else SubscriptionRecord(subscription_id, stream_of(row[0]), *row[1:])
 
     def place(self, subscription_id: str) -> SequenceToken | None:
-        """Its next token, if that differs from `low`."""
+        """The first token that the subscription needs, if it differs from `low`."""
         row = self._places.get(subscription_id)
         return None if row is None else SequenceToken(*row)
 
@@ -216,7 +220,7 @@ class SubscriptionStore:
     # Edits: durable with the next `commit`
 
     def pause(self, since_s: int | None) -> None:
-        """None: not any more."""
+        """Pause the queue, since `since_s`. None: end the pause."""
         if since_s != self._paused.value:
             self._paused.value = since_s
             self._edits += 1
@@ -227,11 +231,11 @@ class SubscriptionStore:
         self._edits += 1
 
     def take_back(self, posted: PostedRequest) -> None:
-        """Do not answer it."""
+        """Withdraw the answer to a request."""
         self._answers.pop(posted.id, None)
 
     def go_back(self, reset: QueueGap) -> None:
-        """Move all positions after a forced reset back to where that happened."""
+        """Move all positions after a forced reset back to the position of the reset."""
         at = reset.resumed
         row = [at.sequence_number, at.event_index]
         if self.low is not None and self.low > at:
@@ -245,7 +249,7 @@ class SubscriptionStore:
         self._edits += 1
 
     def put(self, record: SubscriptionRecord, place: SequenceToken) -> None:
-        """Record it, with its own place."""
+        """Record a subscription, with its own place."""
         self._set(
             self._subscriptions,
             record.id,
@@ -261,7 +265,7 @@ class SubscriptionStore:
         self._set(self._places, record.id, [place.sequence_number, place.event_index])
 
     def fault(self, record: SubscriptionRecord, why: str, place: SequenceToken) -> None:
-        """It gets nothing from `place` on until it is resumed."""
+        """Record a fault: the subscription gets nothing from `place` on until it is resumed."""
         self.put(replace(record, fault=why), place)
 
     def remove(self, subscription_id: str) -> None:
@@ -270,7 +274,9 @@ class SubscriptionStore:
                 self._edits += 1
 
     def put_pattern(self, name: str, place: SequenceToken | None) -> None:
-        """Its streams start there. None: at `low`, as all others."""
+        """Record that the streams of an implicit subscription start at `place`. None: at `low`, as all
+        others.
+        """
         self._set(self._patterns, name, [] if place is None else [place.sequence_number, place.event_index])
 
     def unrecord(self, subscription_id: str) -> None:
@@ -282,7 +288,8 @@ class SubscriptionStore:
     def note(
         self, low: SequenceToken, places: Mapping[str, SequenceToken], served: Callable[[str], bool]
     ) -> None:
-        """Record that consumers have everything before `low`, and those in `places` everything before theirs.
+        """Record that consumers have everything before `low`, and that the subscriptions in `places` have
+        everything before their own place.
 
         `served` returns whether a subscription has everything before `low`; then its place is removed.
         """
@@ -312,8 +319,9 @@ class SubscriptionStore:
         """Make all edits so far durable. Concurrent calls share a commit.
 
         Raises the store's error. Then the edits are part of the next commit, unless the store has failed
-        permanently. `undo` undoes the caller's edits. It is called, before another commit begins, if they
-        certainly were not committed. Then callers without one commit again: the others may have failed it.
+        permanently. `undo` undoes the caller's edits. It is called, before another commit starts, if the
+        edits were certainly not committed. Then callers without `undo` commit again, because the edits of the
+        other callers may have caused the failure.
         """
         if undo is not None:
             self._undos.append(undo)
@@ -384,8 +392,8 @@ class _EditsUndone(Exception):
 
 
 def _consume_error(commit: asyncio.Task[None]) -> None:
-    """The waiters may be cancelled. After an error the edits are part of the next commit, or the store has
-    failed.
+    """Read the error of a commit, because its waiters may be cancelled. After an error the edits are part of
+    the next commit, or the store has failed.
     """
     if not commit.cancelled():
         commit.exception()

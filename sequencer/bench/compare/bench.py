@@ -1,8 +1,8 @@
-"""The rounds of a comparison. Each starts every system in turn, empty, with a publisher and a consumer.
+"""The rounds of a comparison. Each round starts every system in turn, empty, with a publisher and a consumer.
 
 Latency is from the time at which a message was due to be published until the consumer has it. Throughput is
-what the publisher knows to be acknowledged. Processor time is of all processes, from the start of publishing
-at full speed until the consumer has received everything.
+the number of messages that the publisher knows to be acknowledged. Processor time is the time of all
+processes, from the start of publishing at full speed until the consumer has received everything.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CompareBench(Struct, frozen=True):
         """Measure. `on_start` is called with the round and the name of each system before it starts.
 
         Raises `NotInstalled` before anything starts, `rt.Timeout` if a consumer does not receive everything,
-        `ProcessEnded` if a process ends. The error names a file with all logs. Leaves nothing else.
+        `ProcessEnded` if a process ends. The error names a file with all logs. No other file is left.
         """
         names = ["rt", *dict.fromkeys(self.peers)]
         for name in names:
@@ -112,7 +112,7 @@ class _Flood(Struct, frozen=True):
     acknowledged: int
     received: int
     published: int
-    """Since its start; the processor time is for these."""
+    """Messages published since the start of the flood. The processor time is the time for these messages."""
     servers_s: float
     clients_s: float
 
@@ -160,7 +160,7 @@ class _Stage(Struct, frozen=True):
         return published
 
     def _wait(self, count: Callable[[], int], end: int, what: str) -> None:
-        """`rt.Timeout`: no progress for `STILL_S`."""
+        """Wait until `count()` reaches `end`. `rt.Timeout` if there is no progress for `STILL_S`."""
         best, since = -1, time.monotonic()
         while (now := count()) < end:
             self.programs.check_alive()

@@ -90,7 +90,7 @@ class NatsSystem:
 
 
 class NatsPublisher:
-    """`publish_async`, which nats-py advises for throughput."""
+    """Publishes with `publish_async`, which nats-py recommends for throughput."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -109,7 +109,7 @@ class NatsPublisher:
 
     async def flush(self) -> None:
         await self._context.publish_async_completed()
-        await asyncio.sleep(0)  # The callbacks of the last answers.
+        await asyncio.sleep(0)  # Let the callbacks of the last answers run.
         self._check()
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
@@ -164,12 +164,12 @@ async def _connect(nats: Any, settings: ClientSettings) -> Any:
 
 
 async def _create_stream(nats: Any, context: Any) -> None:
-    """Waits until the servers have a leader."""
+    """Create the stream. Wait until the servers have a leader."""
     deadline = asyncio.get_running_loop().time() + CLIENT_WAIT_S
     while True:
         try:
             await context.add_stream(name=STREAM, subjects=[STREAM], num_replicas=NODES, storage="file")
-            await context.publish(STREAM, b"")  # its own group has a leader too
+            await context.publish(STREAM, b"")  # Succeeds only if the stream's own group has a leader too.
             await context.purge_stream(STREAM)
             return
         except (nats.errors.Error, TimeoutError) as error:

@@ -62,7 +62,9 @@ class Programs:
         return self._running[name].pid
 
     def wait_listening(self, ports: Sequence[int]) -> None:
-        """Wait until all ports are listened on. `ProcessEnded`: a program ended; `rt.Timeout`."""
+        """Wait until all ports are listened on. `ProcessEnded` if a program ended; `rt.Timeout` if it takes
+        too long.
+        """
         deadline = time.monotonic() + _WAIT_S
         while missing := [port for port in ports if not listens(port)]:
             self.check_alive()

@@ -1,7 +1,7 @@
 """RabbitMQ streams: three `rabbitmq-server` processes with the stream plugin, the client rstream.
 
-The servers use no TLS between each other. It would include the replication of streams, where replicas of 3.10
-crash under load, because they do not know the message `ssl_passive`.
+The servers use no TLS between each other. TLS would include the replication of streams. There, replicas of
+3.10 crash under load, because they do not know the message `ssl_passive`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNCONFIRMED: Final = 10_000
 _REPLICATION_PORTS: Final = 16
 _PAUSE_S: Final = 0.001
 _SCRIPTS: Final = "/usr/lib/rabbitmq/bin"
-"""The scripts in /usr/sbin run the server as another user."""
+"""Not the scripts in /usr/sbin: they run the server as another user."""
 _DEBIAN_PACKAGE: Final = "rabbitmq-server"
 
 
@@ -47,7 +47,9 @@ class RabbitSystem:
         library("rstream", "rstream")
 
     def start(self, options: Options, programs: Programs) -> RunningServers:
-        """The first server listens before the others start, which join it."""
+        """Start the servers. The first server listens before the other servers start, because they join
+        it.
+        """
         server = program("rabbitmq-server", _DEBIAN_PACKAGE, _SCRIPTS)
         pair = make_certificates(options.root / "pki", STREAM, ["n1"])["n1"] if options.tls else None
         epmd, *ports = free_ports(1 + 2 * NODES + _REPLICATION_PORTS)
@@ -89,7 +91,7 @@ class RabbitSystem:
 
 
 class RabbitPublisher:
-    """`send_batch`, with confirmations that come later."""
+    """Publishes with `send_batch`. Confirmations arrive later."""
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
@@ -130,7 +132,7 @@ class ServerFiles(Struct, frozen=True):
     """CA, certificate, key."""
 
     def write(self) -> None:
-        """What the servers share."""
+        """Write the files that the servers share."""
         (self.root / "home").mkdir()
         cookie = self.root / "home" / ".erlang.cookie"
         cookie.touch(mode=0o600)
@@ -146,7 +148,7 @@ class ServerFiles(Struct, frozen=True):
         }
 
     def write_server(self, name: str, port: int, link: int, replication: Sequence[int]) -> dict[str, str]:
-        """The files of a server with the ports of its stream protocol, links and replication.
+        """Write the files of a server with the ports of its stream protocol, links and replication.
 
         Returns its environment.
         """
@@ -186,7 +188,7 @@ def render_config(port: int, tls: Sequence[str] | None) -> str:
 
 
 def render_advanced_config(replication: Sequence[int]) -> str:
-    """The settings of replication, which have no place in the other file. A server chooses a free port."""
+    """The settings of replication, which the other file does not support. A server chooses a free port."""
     return f"[{{osiris, [{{port_range, {{{min(replication)}, {max(replication)}}}}}]}}].\n"
 
 
@@ -199,7 +201,7 @@ def _connection(settings: ClientSettings) -> Mapping[str, Any]:
     options: dict[str, Any] = {}
     if settings["tls"]:
         options["ssl_context"] = tls_context(settings["tls"])
-    # The user that a new server has, from the loopback only.
+    # A new server has this user, from the loopback only.
     return {
         "host": "localhost",
         "port": settings["port"],

@@ -1,8 +1,8 @@
 """Redis streams: a primary and two replicas of `redis-server`, the client redis-py.
 
 The publisher sends `WAIT 1` after each call, so that a message is acknowledged when the primary and a replica
-have it. The consumer reads from the other replica: then two of the three servers have a message before it is
-seen, as with the majorities of other systems. Redis gives no such promise when the primary fails.
+have it. The consumer reads from the other replica. So two of the three servers have a message before it is
+seen, as with the majorities of other systems. Redis does not guarantee this when the primary fails.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RedisPublisher:
         self._acknowledged = 0
         self._answered = 0
         self._calls: deque[tuple[int, bool]] = deque()
-        """Messages of each call in flight, and whether it waits for a replica."""
+        """The number of messages of each call in flight, and whether the call waits for a replica."""
         self._sent, self._done = asyncio.Event(), asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
@@ -95,7 +95,9 @@ class RedisPublisher:
         return self._acknowledged
 
     async def publish(self, values: Sequence[bytes]) -> None:
-        """A single message is not followed by `WAIT`, which would hold up the next."""
+        """Publish messages. A single message is not followed by `WAIT`, because `WAIT` would delay the next
+        message.
+        """
         await self._call(values, is_waiting=len(values) > 1)
 
     async def flush(self) -> None:
@@ -154,7 +156,7 @@ class RedisConsumer:
 
 
 def _entries(found: Any) -> Any:
-    """Of the only stream. The shape depends on the version of redis-py."""
+    """The entries of the only stream. The shape of `found` depends on the version of redis-py."""
     if isinstance(found, dict):
         ((entries,),) = found.values()
         return entries

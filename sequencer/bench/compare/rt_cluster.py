@@ -18,7 +18,7 @@ _POLL_S: Final = 0.01
 
 class RtSystem:
     def check(self) -> None:
-        """Nothing else must be installed."""
+        """The system rt needs no other program or library."""
 
     def start(self, options: Options, programs: Programs) -> RunningServers:
         nodes = programs.hold(LocalCluster(options.root, NODES, stream=STREAM))
@@ -46,7 +46,7 @@ class RtSystem:
 
 
 class RtPublisher:
-    """Stays within `LEAD_BYTES` of what is merged."""
+    """Stays at most `LEAD_BYTES` ahead of the merged messages."""
 
     def __init__(self, publisher: rt.Publisher) -> None:
         self._publisher = publisher

@@ -1,7 +1,7 @@
-"""What a compared system is: three servers on the loopback, a publisher and a consumer.
+"""The parts of a compared system: three servers on the loopback, a publisher and a consumer.
 
-The servers belong to the benchmark's process. Publisher and consumer run in a child process each, and share
-one event loop with nothing, so that they may block.
+The servers belong to the benchmark's process. Publisher and consumer run in a child process each. Nothing
+else uses the event loop of that process, so they may block.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Options(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True):
-    """What the table says of a system beside its figures. Short texts without a full stop."""
+    """The entries of the table about a system, except its figures. Short texts without a full stop."""
 
     version: str
     client: str
     replication: str
-    """Who has a message when it is acknowledged."""
+    """The servers that have a message when it is acknowledged."""
     fsync: str
     tls: str
     consumer: str
@@ -64,11 +64,9 @@ class Facts(Struct, frozen=True):
 
 
 class RunningServers(Struct, frozen=True):
-    """Running servers."""
-
     facts: Facts
     pids: tuple[int, ...]
-    """The servers; their children belong to them."""
+    """The processes of the servers. Their children belong to them."""
     publisher: ClientSettings
     consumer: ClientSettings
 
@@ -78,7 +76,7 @@ class PipelinedPublisher(Protocol):
 
     @property
     def acknowledged(self) -> int:
-        """Messages that are acknowledged, of all that were published. Any thread may ask."""
+        """The number of published messages that are acknowledged. Any thread may read it."""
 
     async def publish(self, values: Sequence[bytes]) -> None:
         """Send messages in this order. Must return before they are acknowledged, but may wait until fewer
@@ -91,7 +89,9 @@ class PipelinedPublisher(Protocol):
 
 class BatchConsumer(Protocol):
     async def receive(self) -> Sequence[bytes]:
-        """The next messages, in order; waits for at least one. Starts with the first of the stream."""
+        """Return the next messages, in order. Wait for at least one message. The first call starts with the
+        first message of the stream.
+        """
 
 
 class CollectedValues:

@@ -20,7 +20,7 @@ _HEADINGS: Final = {
 
 
 class Compared(Struct, frozen=True):
-    """One system: what it is, and all its rounds."""
+    """One system: its facts, and the results of all its rounds."""
 
     name: str
     facts: Facts
@@ -30,7 +30,7 @@ class Compared(Struct, frozen=True):
     wrong: int
     """Messages that came again, or after a later one."""
     figures: tuple[Figure, ...]
-    """Those of all systems have the same names, in the same order."""
+    """The figures of all systems have the same names, in the same order."""
 
     def as_dict(self) -> dict[str, object]:
         """For one JSON object per line."""

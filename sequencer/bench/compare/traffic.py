@@ -69,7 +69,9 @@ class SequenceCheck:
 
 
 class Loop:
-    """An event loop in a thread. An error of its work or of a library ends the process with its traceback."""
+    """An event loop in a thread. If its work or a library raises an error, the process ends with the
+    traceback.
+    """
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -135,7 +137,8 @@ class Publishing:
         await self._publisher.publish(values)
 
     async def _flood(self) -> None:
-        count = max(2, CALL_BYTES // self._value_bytes)  # A call of one message asks for no replica of Redis.
+        # With one message, the Redis publisher does not wait for a replica.
+        count = max(2, CALL_BYTES // self._value_bytes)
         while not self._is_stopping:
             await self._publish([time.time_ns()] * count)
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""PySyncObj's Raft, with every step replaced that acknowledges before it is safe.
+"""PySyncObj's Raft. Each step that acknowledges before that is safe is replaced.
 
 PySyncObj provides the order of one loop (commit, apply, take commands, call back, wait), the start of an
 election, the leader's commit rule, its step-down without a majority, and the forwarding of commands to the
@@ -12,13 +12,13 @@ Invariants:
 1. Persist, then send: handlers only queue. `_persist_then_send`, the last step before the loop waits, is
    the only place that sends, after the sync of all data that the messages depend on. `__applyLogEntries`
    syncs before it applies.
-2. Commit only what was compared with the leader's log: `follower`.
+2. Commit only entries that were compared with the leader's log: `follower`.
 3. Snapshots are durable before they count: `storage.snapshots`, `storage.open_directory`, `on_installed`.
 4. Apply once: an entry counts as applied before anyone is notified; an exception stops the node.
 5. A node that hears a leader does not start or support elections: `__connectedToAnyone`, `election`.
    Exception: the member that the leader itself calls to take over (`leadership_transfer`).
 6. A wiped disk does not vote: `voter_disks`.
-7. Corruption is not a torn tail: `storage.log_recovery`.
+7. Corruption is not treated as a torn tail: `storage.log_recovery`.
 8. Frames are authenticated and checked: `transport`.
 """
 
@@ -90,7 +90,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.voter_disks = self._voter_disks = disks = VoterDisks(config.name, config.members, own, entries)
         self._nodes = KnownPeers()
         self.on_members: Callable[[], None] = lambda: None
-        """Called when the list of members in force changed, or may have."""
+        """Called when the list of members in force changed or may have changed."""
         self.peer_disks = PeerDisks(disks)
         journal, outbox = Journal(log, disks), TransportAdapter(network, disks)
         self.follower_role = FollowerRole(self, own, log, journal, config, host.on_install_snapshot)
@@ -99,7 +99,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._election = Election(self, own, disks, log, outbox, self.follower_role.hears_leader)
         self._may_commit = self._led = self._is_silent = False
         self.round_began = now()
-        """Start of the current round: the time for everything that is due in it."""
+        """Start of the current round. This time decides what is due in the round."""
         self._handlers: Handlers = self._election.handlers | self.follower_role.handlers | leader.handlers
         super().__init__(Peer(config.name), [], pysyncobj_settings(config), transport=outbox)
         # Replace PySyncObj's initial state with the durable state.
@@ -223,7 +223,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._handlers[type(message)](peer, message)
 
     def on_installed(self, place: LogIndex) -> None:
-        """A snapshot of `place`, above the commit index, is durable and restored."""
+        """Handle a snapshot of `place`, above the commit index, that is durable and restored."""
         if self._log.term_at(place.index) != place.term:
             if place.term > self._log.term:
                 self.__setCurrentTerm(place.term, None)
@@ -239,9 +239,9 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         return self._rng.uniform(*self._timeouts_s)
 
     def __connectedToAnyone(self) -> bool:
-        """Called by PySyncObj at the election timeout: may an election start?
+        """Whether an election may start. PySyncObj calls this at the election timeout.
 
-        Only on a disk that counts, and after a majority granted the pre-vote.
+        An election may start only on a disk that counts, and after a majority granted the pre-vote.
         """
         self._election.is_called = False
         if self._voter_disks.votes_here():

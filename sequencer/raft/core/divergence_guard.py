@@ -27,13 +27,13 @@ class DivergenceGuard(Struct):
 
     patience_s: float
     awaited: _PeerReport | None = None
-    """Compared when this node reaches its applied index."""
+    """The report that is compared when this node reaches the report's applied index."""
     refused: _PeerReport | None = None
     """The last report that differed from this node."""
     refused_at: float = 0.0
 
     def check(self, leader: str, message: AppendEntries, state: ClusterState, now: float) -> bool:
-        """Whether to follow the leader. Raises `rt.Diverged` if none has agreed for `patience_s`."""
+        """Whether to follow the leader. Raises `rt.Diverged` if no leader has agreed for `patience_s`."""
         word = _PeerReport(leader, message.applied, message.chain)
         if word.applied == state.applied.index:
             self._compare(word, state, now)

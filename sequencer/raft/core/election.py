@@ -1,12 +1,12 @@
-"""Elections: when one may start, who gets a vote, and which votes count.
+"""Elections: when one may start, which candidate gets a vote, and which votes count.
 
 For the loop's thread. Invariants (rule 5 of docs/raft.md; Raft paper, sections 5.2 and 5.4.1; dissertation,
 sections 4.2.3 and 9.6):
 - A node requests votes only after a majority has promised them (pre-vote).
-- A node that hears a leader grants no vote. It grants none to a candidate whose log misses entries of its
-  own.
-- A voter counts once. Only the voters of the newest list in this node's log are asked, and count. A node that
-  is no voter there does not stand.
+- A node that hears a leader grants no vote. A node grants no vote to a candidate if entries of the node's own
+  log are missing in the candidate's log.
+- A voter counts once. Only the voters of the newest list in this node's log are asked, and count. If a node
+  is no voter in this list, it does not become a candidate.
 - A vote is durable before it is sent, like everything else. Exception: a member that the leader calls to take
   over needs no pre-vote, and gets votes of nodes that hear the leader (`leadership_transfer`).
 """
@@ -29,7 +29,7 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class Elector(TermState, Protocol):
-    """What an election needs of `core.SyncObj`."""
+    """The part of `core.SyncObj` that an election needs."""
 
     @property
     def voted_for(self) -> str | None: ...
@@ -65,7 +65,9 @@ class Election:
         }
         self.ballot = Ballot(1)
         self.is_called = False
-        """The leader of this term called this node to take over, which it does in the next round."""
+        """Whether the leader of this term called this node to take over. This node does so in the next
+        round.
+        """
 
     def start_pre_vote(self) -> None:
         self.ballot.start_pre_vote()
@@ -74,7 +76,7 @@ class Election:
             self._raft.send(peer, request)
 
     def withdraw(self) -> None:
-        """A later term exists."""
+        """Withdraw the candidacy, because a later term exists."""
         self.is_called = False
         self.ballot.withdraw()
 
@@ -122,7 +124,9 @@ class Election:
         return peer in disks.other_voters and disks.counts(peer, reply.claim)
 
     def on_timeout_now(self, peer: str, call: TimeoutNow) -> None:
-        """In the next round an election starts in a new term, where this call is no longer valid."""
+        """Take over at the call of the leader. In the next round an election starts in a new term. There this
+        call is no longer valid.
+        """
         is_leaders = call.term == self._raft.term and self._raft.leader == peer
         if is_leaders and self._voter_disks.votes_here():
             logger.info("timeout_now_received leader=%s term=%d", peer, call.term)
@@ -141,13 +145,13 @@ class Ballot(Struct):
     supporters: set[str] | None = None
     """Peers that would vote for it in the next term. None: no pre-vote is running."""
     is_supported: bool = False
-    """A majority would vote for it."""
+    """Whether a majority would vote for it."""
 
     def start_pre_vote(self) -> None:
         self.supporters, self.is_supported = set(), False
 
     def start(self) -> bool:
-        """Whether the election may start now. If so, no votes are counted yet."""
+        """Whether the election may start now. If so, the counted votes are reset."""
         supported = self.is_supported or self.members == 1
         if supported:
             self.withdraw()
@@ -155,15 +159,15 @@ class Ballot(Struct):
         return supported
 
     def skip_pre_vote(self) -> None:
-        """The leader called this node to take over."""
+        """Skip the pre-vote, because the leader called this node to take over."""
         self.supporters, self.is_supported = None, True
 
     def withdraw(self) -> None:
-        """There is a leader, or a later term."""
+        """Withdraw the candidacy, because there is a leader or a later term."""
         self.supporters, self.is_supported = None, False
 
     def on_support(self, voter: str) -> bool:
-        """Whether a majority would now vote for this node."""
+        """Record a supporter. Returns whether a majority would now vote for this node."""
         if self.supporters is None:
             return False
         self.supporters.add(voter)
@@ -171,7 +175,7 @@ class Ballot(Struct):
         return self.is_supported
 
     def on_vote(self, voter: str) -> bool:
-        """Whether a majority has now voted for this node in the current term."""
+        """Record a vote. Returns whether a majority has now voted for this node in the current term."""
         self.voters.add(voter)
         return self._is_majority(1 + len(self.voters))
 
@@ -190,7 +194,7 @@ def grants(
 ) -> bool:
     """Whether a node in `term` with the log up to `last`, whose disk counts, grants the vote.
 
-    A later term of a real request was adopted before. A pre-vote binds nobody.
+    If a real request has a later term, the node adopted that term before. A pre-vote is not binding.
     """
     is_complete = (request.last.term, request.last.index) >= (last.term, last.index)
     if request.pre:

@@ -1,7 +1,7 @@
-"""What a follower does with the messages of its leader. (Raft paper, sections 5.1, 5.3 and 7.)
+"""How a follower handles the messages of its leader. (Raft paper, sections 5.1, 5.3 and 7.)
 
 Invariants:
-- The commit index never passes what was compared with the leader of the current term.
+- The commit index never passes the entries that were compared with the leader of the current term.
 - Matching entries are never truncated. A committed entry is never truncated.
 - Every acknowledged entry was compared with the leader's log.
 """
@@ -36,7 +36,7 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class FollowerState(TermState, Protocol):
-    """What a follower needs of `core.SyncObj`."""
+    """The part of `core.SyncObj` that a follower needs."""
 
     def follow(self, peer: str) -> None:
         """Be a follower of `peer` in the current term, and restart the election timer."""
@@ -45,7 +45,7 @@ class FollowerState(TermState, Protocol):
 
 
 class FollowerRole:
-    """This node's part while another one leads: it compares its log with the leader's and answers."""
+    """This node's role while another node leads: it compares its log with the leader's and answers."""
 
     def __init__(
         self,
@@ -70,9 +70,11 @@ class FollowerRole:
         self.leader_gap_s = 0.0
         """The longest time between two messages of the current leader, in this term."""
         self._verified = NOWHERE
-        """The term of the leader with which the log was compared, and the index up to which they agree."""
+        """The term of the leader whose log was compared with this log, and the index up to which both logs
+        agree.
+        """
         self._verified_by = ""
-        """That leader; this node itself while it leads."""
+        """The leader whose log was compared; this node itself while it leads."""
 
     @property
     def leader_committed(self) -> int:
@@ -83,24 +85,26 @@ class FollowerRole:
         return 0.0 if self._raft.leads else now() - self.led_at
 
     def hears_leader(self) -> bool:
-        """Whether this node hears a leader, or is it; then it votes for no other member."""
+        """Whether this node hears a leader or leads itself. Then it votes for no other member."""
         return self._raft.leads or now() - self.heard_leader_at < self._election_s_min
 
     def is_caught_up(self, applied: LogIndex) -> bool:
-        """Whether everything was applied that was committed before this run, and in earlier terms.
+        """Whether all entries are applied that were committed before this run, and in earlier terms.
 
-        A snapshot may be of the current term, and from before entries that this node has to obey.
+        A snapshot may be of the current term and still be older than entries that this node must obey.
         """
         raft, first = self._raft, self.first_commit
         is_current = raft.leads or (first is not None and applied.index >= first)
         return is_current and applied.term == raft.term
 
     def begin_term(self, verified: LogIndex, leader: str) -> None:
-        """`leader`, maybe this node, leads the term; the log agrees with its log up to `verified`."""
+        """Record that `leader`, maybe this node, leads the term, and that this log agrees with the leader's
+        log up to `verified`.
+        """
         self._verified, self._verified_by = verified, leader
 
     def on_installed(self, place: LogIndex) -> None:
-        """The log was replaced up to `place`, or contains it."""
+        """Record that the log was replaced up to `place`, or contains `place`."""
         self._verify(place.index, self._verified.term)
 
     def on_append(self, peer: str, message: AppendEntries) -> None:
@@ -147,7 +151,7 @@ class FollowerRole:
             self._install_snapshot(peer, chunk)
 
     def _follow(self, peer: str, term: int) -> None:
-        """`peer` leads `term`, which is not earlier than ours."""
+        """Follow `peer`, which leads `term`. This term is not earlier than this node's term."""
         raft = self._raft
         if term > raft.term:
             raft.adopt_term(term)
@@ -206,7 +210,7 @@ def compare(message: AppendEntries, log: Entries, committed: int) -> Verdict:
 
 
 def _check_committed(place: LogIndex, known: int | None) -> None:
-    """A committed entry must equal the leader's. `known` is None if it was compacted."""
+    """Check that a committed entry equals the leader's. `known` is None if the entry was compacted."""
     if known not in {None, place.term}:
         raise Diverged("a committed entry differs from the leader's", where=place, got=f"term {known}")
 

@@ -1,4 +1,4 @@
-"""What a leader does for its followers, and with their answers. (Raft paper, section 5.3.)
+"""How a leader serves its followers, and handles their answers. (Raft paper, section 5.3.)
 
 Invariant: an acknowledgement counts only in the leader's term, and from a disk that counts.
 """
@@ -28,13 +28,13 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class LeaderState(TermState, Protocol):
-    """What a leader needs of `core.SyncObj`."""
+    """The part of `core.SyncObj` that a leader needs."""
 
     def matched(self, peer: str) -> int:
-        """Up to which index the peer's acknowledgements count for commits in this term."""
+        """The index up to which the peer's acknowledgements count for commits in this term."""
 
     def on_acknowledged(self, peer: str, index: int) -> None:
-        """A disk that counts answered; its synced log agrees up to `index`."""
+        """Record that a disk that counts answered, and that its synced log agrees up to `index`."""
 
     def forget_acknowledged(self, peer: str) -> None: ...
 
@@ -42,7 +42,7 @@ class LeaderState(TermState, Protocol):
 
 
 class LeaderRole:
-    """This node's part while it leads: it replicates its log, and may transfer its leadership."""
+    """This node's role while it leads: it replicates its log, and may transfer its leadership."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class LeaderRole:
         self._lacking.clear()
 
     def on_up(self, peer: str, claim: DiskClaim) -> None:
-        """A peer connected, also while this node does not lead."""
+        """Handle a new connection of a peer, also while this node does not lead."""
         if self._peers.on_up(peer, claim):
-            self._raft.forget_acknowledged(peer)  # The previous disk acknowledged it.
+            self._raft.forget_acknowledged(peer)  # The peer's previous disk acknowledged these entries.
         self._replication.start(peer, matched=self._raft.matched(peer))
         if self._raft.leads:
             self._pump([peer], is_heartbeat=True)
@@ -107,11 +107,13 @@ class LeaderRole:
         self._replication.stop_sending()
 
     def match_index(self, peer: str) -> int | None:
-        """Up to which index a peer's log agrees. None unless this node leads."""
+        """The index up to which a peer's log agrees; None unless this node leads."""
         return self._replication.match_index(peer) if self._raft.leads else None
 
     def keep_from(self) -> int | None:
-        """The first index that a connected follower will need. None if there is none, or it does not lead."""
+        """The first index that a connected follower will need; None if there is no such index, or this node
+        does not lead.
+        """
         return self._replication.keep_from(self._peers.connected) if self._raft.leads else None
 
     def admit(self, join: JoinEntry) -> None:
@@ -146,13 +148,15 @@ class LeaderRole:
         return raft.leads and term == raft.term
 
     def _on_acknowledged(self, peer: str, claim: DiskClaim, matched: int) -> None:
-        """The peer's log agrees up to `matched`. It counts for commits if its disk counts."""
+        """Record that the peer's log agrees up to `matched`. This counts for commits if the peer's disk
+        counts.
+        """
         if self._peers.counts(peer, claim):
             self._raft.on_acknowledged(peer, matched)
         self._lacking.add(peer)
 
     def _distrust(self, peer: str, claim: DiskClaim) -> None:
-        """The disk was restored from a copy, or did not store what it synced."""
+        """Distrust a disk that was restored from a copy, or did not store the entries that it synced."""
         logger.error(
             "disk_lost_entries peer=%s disk=%s: empty the directory of that node, so that it rejoins",
             *(peer, claim.disk.hex()),

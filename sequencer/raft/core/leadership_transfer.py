@@ -46,7 +46,7 @@ class TransferWaiters:
     def __init__(self, name: str, raft: TermState, transfer: Callable[[float], None]) -> None:
         self._name, self._raft, self._transfer = name, raft, transfer
         self.waiting: list[tuple[float, Future[bool]]] = []
-        """Each deadline and future. Read in every round."""
+        """The deadline and the future of each caller. They are read in every round."""
 
     def start(self, timeout_s: float, done: Future[bool]) -> None:
         raft = self._raft

@@ -1,6 +1,6 @@
 """This node's disk identity and cluster state.
 
-For the loop's thread. Invariant: what a node claims about its disk is durable before.
+For the loop's thread. Invariant: a claim of a node about its disk is durable before the node makes it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LocalMembership:
         self._store(replace(self.identity, cluster=cluster, epoch=epoch))
 
     def record_join(self, state: ClusterState) -> None:
-        """Store where this disk was admitted, if the state says so."""
+        """Store the place in the log where this disk was admitted, if the state contains it."""
         joined = joined_identity(self.identity, state)
         if joined != self.identity:
             self._store(joined)

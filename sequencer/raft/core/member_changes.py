@@ -1,11 +1,12 @@
-"""Changes of the members, on the leader: when one may start, and how it ends. (Dissertation, section 4.1.)
+"""Changes of the members, on the leader: when a change may start, and how it ends. (Dissertation, section
+4.1.)
 
 For the loop's thread. Invariants:
 - One change at a time: the leader appends no list before the list in force is applied.
 - A leader appends no list before an entry of its own term is committed. Otherwise two leaders with different
   lists could commit different entries.
 - A leader appends a list only after a majority of the new list has synced an entry that the leader appended
-  after the request. So a disk that was lost before the request is not counted on.
+  after the request. So the leader does not rely on a disk that was lost before the request.
 - A leader never removes itself.
 """
 
@@ -38,7 +39,9 @@ from sequencer.raft.model.messages import NOWHERE, LogIndex
 from sequencer.raft.storage.log import DurableLog
 
 PROMOTE_ENTRIES_MAX: Final = 1000
-"""A learner may miss this many entries when it is promoted: it gets them within an election timeout."""
+"""Maximum number of entries that a learner may still miss when it is promoted. It receives them within an
+election timeout.
+"""
 
 logger = logging.getLogger("sequencer.raft")
 
@@ -51,12 +54,12 @@ class _Waiting(Struct):
     """Index of the entry that a majority of the new list must have."""
     until: float
     appended: LogIndex = NOWHERE
-    """Place of the list, once appended."""
+    """Position of the list's entry, once it is appended."""
     members: Members | None = None
 
 
 class MemberChanges:
-    """The change that waits on this node while it leads."""
+    """The member change that is in progress on this node while it leads."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class MemberChanges:
         self.advance()
 
     def advance(self) -> None:
-        """In each round of a leader that has a change waiting."""
+        """Continue the waiting change. Called in each round of a leader that has a waiting change."""
         waiting = self._waiting
         if waiting is None or waiting.appended != NOWHERE or self._is_lost(waiting):
             return
@@ -125,13 +128,15 @@ class MemberChanges:
             self._end(None if place == waiting.appended else _rolled_back())
 
     def on_restored(self) -> None:
-        """A snapshot was restored, maybe above the list."""
+        """A snapshot was restored. Its index may be above the index of the list."""
         waiting = self._waiting
         if waiting is not None and waiting.appended != NOWHERE:
             self._end(None if self._disks.applied_members == waiting.members else _rolled_back())
 
     def on_lost(self) -> None:
-        """This node may not lead any more. An appended list may still commit, unless it was truncated."""
+        """Called when this node may have ceased to lead. An appended list may still be committed, unless it
+        was truncated.
+        """
         waiting = self._waiting
         if waiting is not None:
             self._is_lost(waiting)

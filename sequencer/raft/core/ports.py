@@ -1,4 +1,4 @@
-"""What the protocol needs from the node around it, and from the network."""
+"""Interfaces that the protocol needs from the node around it and from the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sequencer.raft.model.messages import Forward, Hello, InstallSnapshot, Messa
 from sequencer.raft.storage.snapshots import SnapshotReader
 
 Handlers: TypeAlias = dict[type, Callable[[str, Any], None]]
-"""By class of message: what gets its sender and the message."""
+"""For each class of message, the function that receives the sender and the message."""
 
 
 class NodeCallbacks(Protocol):
@@ -28,10 +28,10 @@ class NodeCallbacks(Protocol):
         """Whether this epoch has ended here: nothing more is applied in it or appended to its log."""
 
     def on_install_snapshot(self, peer: str, chunk: InstallSnapshot) -> None:
-        """A chunk of a snapshot above the commit index. Answer with `SyncObj.send`."""
+        """Handle a chunk of a snapshot above the commit index. Answer with `SyncObj.send`."""
 
     def on_forward(self, peer: str, forward: Forward) -> bool:
-        """Whether the peer may have this entry appended."""
+        """Whether this entry of the peer may be appended."""
 
     def open_snapshot(self) -> SnapshotReader:
         """The newest snapshot, for a follower."""
@@ -44,7 +44,9 @@ class NodeCallbacks(Protocol):
 
 
 class TermState(Protocol):
-    """What the parts of the protocol need of `core.SyncObj`: the state of this node in its current term."""
+    """The interface of `core.SyncObj` for the parts of the protocol: the state of this node in its current
+    term.
+    """
 
     @property
     def term(self) -> int: ...
@@ -73,15 +75,17 @@ class TermState(Protocol):
 
 
 class MessageReceiver(Protocol):
-    """Gets what arrives. Called only from inside `Network.poll`, on its thread. It may call `send`."""
+    """Receives the events of the network. Called only from inside `Network.poll`, on its thread. It may call
+    `send`.
+    """
 
     def on_awake(self) -> None:
-        """`poll` waits no more: until it is called again, nothing need `wake` it."""
+        """`poll` no longer waits. Until the next call of `poll`, `wake` is not needed."""
 
     def on_up(self, peer: str, hello: Hello) -> None:
         """The connection with `peer` is established, and `hello` was received on it.
 
-        An older connection with it was reported down before.
+        For an older connection with this peer, `on_down` was called before.
         """
 
     def on_message(self, peer: str, message: Message) -> None:
@@ -105,16 +109,18 @@ class Network(Protocol):
         """Use another hello from now on. Every connection is closed and established again."""
 
     def set_members(self, members: Mapping[str, str], notice: Message | None) -> None:
-        """Talk to these members from now on: their addresses by name, "" for an unknown address.
+        """Talk only to these members from now on. `members`: the address of each member by name, "" if it is
+        unknown.
 
-        Closes the connections of others. A node of the stream that is not among them is refused. If there is
-        a `notice`, it gets that after the hello, as the last frame; nothing that it sends is delivered.
+        Connections of other nodes are closed. A node of the stream that is not in `members` is refused. If
+        there is a `notice`, the refused node receives it after the hello, as the last frame. No message from
+        the refused node is delivered.
         """
 
     def dial_all(self, *, is_wanted: bool) -> None:
-        """Whether to dial also the members that dial this node, while they are not connected.
+        """Set whether to dial also the members that dial this node, while they are not connected.
 
-        A removed node does so: the others do not dial it any more.
+        A removed node needs this, because the other nodes no longer dial it.
         """
 
     def send(self, peer: str, message: Message) -> bool:

@@ -16,7 +16,9 @@ from msgspec import Struct, field
 from sequencer.raft.model.messages import LogIndex
 
 IN_FLIGHT_BYTES_MAX: Final = 8 << 20
-"""Bytes of entries in flight to one follower: above what any link here holds."""
+"""Limit for the bytes of entries in flight to one follower. It is above the number of bytes that any link
+here can hold.
+"""
 IN_FLIGHT_MESSAGES_MAX: Final = 256
 
 
@@ -40,7 +42,7 @@ class FollowerProgress(Struct):
     commit_sent: int = 0
     """The highest commit index sent."""
     is_waiting: bool = False
-    """A probe is in flight. Heartbeats probe the same place without entries."""
+    """A probe is in flight. Heartbeats probe the same position without entries."""
     is_confirmed: bool = False
     """The follower has answered on this connection."""
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)

@@ -1,7 +1,6 @@
-"""PySyncObj's log, transport, command queue and clock, implemented on ours.
+"""Adapters of this package for PySyncObj's log, transport, command queue and clock.
 
-Invariant: everything that PySyncObj's own code appends, truncates or sends, and each time that it reads,
-passes through this module.
+Invariant: PySyncObj's own code appends, truncates, sends and reads the clock only through this module.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ if VERSION != PYSYNCOBJ_VERSION:
     raise ImportError(f"sequencer.raft needs PySyncObj {PYSYNCOBJ_VERSION}, not {VERSION}")
 
 
-syncobj.monotonicTime = time.monotonic  # The clock of everything else here, and faster.
+syncobj.monotonicTime = time.monotonic  # All other code here uses this clock. It is also faster.
 COMMANDS_MAX: Final = 100_000
-"""Commands that wait to be appended or forwarded. Nodes have far fewer in flight."""
+"""Maximum number of commands that wait to be appended or forwarded. Nodes have far fewer in flight."""
 
 
 def now() -> float:
@@ -102,7 +101,7 @@ class Journal:
         """Nothing to do."""
 
     def _destroy(self) -> None:
-        """The node closes the log."""
+        """Do nothing: the node closes the log."""
 
 
 class Peer(Node):  # type: ignore[misc]  # PySyncObj is untyped
@@ -153,13 +152,15 @@ class CommandQueue:
 
 
 class TransportAdapter(Transport):  # type: ignore[misc]  # PySyncObj is untyped
-    """Translates what PySyncObj sends. `core.SyncObj` handles what it would receive."""
+    """Translates the messages that PySyncObj sends. `core.SyncObj` handles the messages that PySyncObj would
+    receive.
+    """
 
     def __init__(self, network: Network, admissions: VoterDisks) -> None:
         super().__init__(None, None, ())
         self._network, self._voter_disks = network, admissions
         self.called_in = 0
-        """The term of the election to which the leader called this node."""
+        """Term of the election that the leader asked this node to start, to transfer leadership to it."""
 
     def send(self, node: Any, message: dict[str, Any]) -> bool:
         match message["type"]:

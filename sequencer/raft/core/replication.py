@@ -27,7 +27,7 @@ from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReader
 
 WINDOW_BYTES: Final = 8 << 20
-"""Snapshot bytes sent and not yet acknowledged."""
+"""Limit for the snapshot bytes that are sent and not yet acknowledged."""
 APPEND_BYTES: Final = 256 * 1024
 """Bytes of entries in one message: small enough that a follower handles one while the next arrives."""
 
@@ -46,15 +46,16 @@ class Replication:
         self._latest: AppendEntries | None = None
 
     def start(self, peer: str, *, matched: int) -> None:
-        """A peer connected, or this node became leader: find out up to where the peer's log agrees.
+        """Start to find the index up to which a peer's log agrees. Called when the peer connected, or when
+        this node became leader.
 
-        `matched`: what the peer acknowledged in this term. It is probed first.
+        `matched`: the index that the peer acknowledged in this term. It is probed first.
         """
         self._drop_sender(peer)
         self._progress[peer] = FollowerProgress((matched or self._log.last.index) + 1, matched)
 
     def match_index(self, peer: str) -> int | None:
-        """Up to which index a peer's log agrees. None if it was never connected."""
+        """Index up to which a peer's log agrees. None if the peer was never connected."""
         progress = self._progress.get(peer)
         return progress.match if progress is not None else None
 
@@ -67,16 +68,18 @@ class Replication:
         self._latest = None
 
     def keep_from(self, peers: Iterable[str]) -> int | None:
-        """The first index that a peer will need after what is in flight. None if no peer needs any."""
+        """The lowest index that a peer will need after everything that is in flight. None if no peer needs an
+        entry.
+        """
         progress = (self._progress[peer] for peer in peers)
         return min((one.next for one in progress if one.mode is not Mode.PROBE), default=None)
 
     def has_lost(self, peer: str, reply: AppendEntriesReply) -> bool:
-        """Whether the reply proves that the peer's disk lost what it acknowledged in this term."""
+        """Whether the reply proves that the peer's disk lost entries that it acknowledged in this term."""
         return not reply.matched and self._progress[peer].has_lost(reply.prev)
 
     def on_append_reply(self, peer: str, reply: AppendEntriesReply) -> int:
-        """Returns up to which index the peer's synced log agrees."""
+        """Return the index up to which the peer's synced log agrees."""
         progress = self._progress[peer]
         if reply.matched:
             progress.on_matched(min(reply.index, self._log.last.index))
@@ -87,7 +90,7 @@ class Replication:
         return progress.match
 
     def on_install_snapshot_reply(self, peer: str, reply: InstallSnapshotReply) -> int:
-        """Returns up to which index the peer's synced log agrees."""
+        """Return the index up to which the peer's synced log agrees."""
         progress, sender = self._progress[peer], self._senders.get(peer)
         if sender is not None and progress.snapshot == reply.snapshot:
             sender.on_reply(reply)
@@ -185,7 +188,9 @@ class SnapshotSender:
         self._at_last_heartbeat = self._acknowledged
 
     def on_reply(self, reply: InstallSnapshotReply) -> None:
-        """The follower has all bytes below `reply.offset`. The offset falls if its installation failed."""
+        """The follower has all bytes below `reply.offset`. The offset decreases if the follower's
+        installation failed.
+        """
         offset = min(reply.offset, self.meta.length)
         is_missing = reply.reached == self._sent and offset < self._sent
         self._sent = offset if is_missing else max(self._sent, offset)

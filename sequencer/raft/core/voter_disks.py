@@ -39,11 +39,11 @@ class LocalVoter(Protocol):
 
 
 class VoterDisks:
-    """The members and their disks: those of the applied state, with later lists and joins in the log.
+    """The members and their disks, from the applied state and from later lists and joins in the log.
 
-    `addresses`: the configured members. They are in force on a blank disk, and give the addresses until there
-    is a list. `on_members` is called after each append, truncation or restored snapshot that may change
-    `members`.
+    `addresses`: the configured members. They are in force on a blank disk. Until there is a list, they also
+    give the addresses. `on_members` is called after each append, truncation or restored snapshot that may
+    change `members`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class VoterDisks:
         return self.members_index > self._member.state.applied.index
 
     def votes_here(self) -> bool:
-        """Whether this node may stand: it is a voter, and its disk counts."""
+        """Whether this node may be a candidate: it is a voter, and its disk counts."""
         return self._name in self.voters and self.counts_here()
 
     @property
@@ -122,15 +122,17 @@ class VoterDisks:
         return claim.joined != NOWHERE and claim == self.disk_of(member)
 
     def counts_here(self) -> bool:
-        """Whether this node's own disk counts. If not, it may neither vote nor lead.
+        """Whether this node's own disk counts. If not, this node may neither vote nor lead.
 
-        A learner's disk counts, too. It grants votes, because the candidate may have a newer list, in which
-        this node votes: only candidates that have such a list ask it.
+        A learner's disk counts, too. A learner grants votes, because the candidate may have a newer list in
+        which the learner is a voter. Only candidates that have such a list ask a learner.
         """
         return self.counts(self._name, self._member.claim)
 
     def may_get_vote(self, member: str, claim: DiskClaim) -> bool:
-        """Whether to vote for a candidate on that disk: it counts, or a later join admitted it."""
+        """Whether to vote for a candidate on the claimed disk: this disk counts, or a later join admitted
+        it.
+        """
         known = self.disk_of(member)
         return claim == known or claim.joined.index > known.joined.index
 

@@ -42,7 +42,9 @@ class Bootstrap:
         self._admit_again_at: dict[str, float] = {}
 
     def try_bootstrap(self) -> None:
-        """Make the cluster if all members are connected and blank. The lowest such name makes it."""
+        """Make the cluster if all members are connected and blank. The member with the lowest name among
+        those with `bootstrap` makes it.
+        """
         if not (self._config.bootstrap and self._own.is_blank) or self._installer.is_installing:
             return  # A state is being fetched, so a member is not blank.
         hellos = {peer: self._peers.hellos.get(peer) for peer in self._config.peers}
@@ -59,10 +61,10 @@ class Bootstrap:
         self._adopt_first_state(state, encode_state(state))
 
     def offer_admission(self, peer: str, hello: Hello) -> None:
-        """Send a snapshot to a blank disk that the cluster counts: without a state it may not vote.
+        """Send a snapshot to a blank disk that the cluster counts. Without a state this disk may not vote.
 
-        Any snapshot will do, because such a disk has never voted or acknowledged. Only a leader sends a large
-        one, in chunks.
+        Any snapshot is sufficient, because such a disk has never voted or acknowledged. Only a leader sends a
+        large snapshot, in chunks.
         """
         newest = self._snapshots.newest
         is_small = newest is not None and newest.length <= CHUNK_BYTES_MAX
@@ -92,13 +94,16 @@ class Bootstrap:
     def admit_disks(self) -> None:
         """As leader, propose the join of each connected disk that does not count for its member."""
         for join in self._raft.peer_disks.to_admit():
-            # At most one for each member in an election timeout: copies of a disk may take turns.
+            # At most one join for each member in an election timeout, because copies of a disk may connect in
+            # turns.
             if now() >= self._admit_again_at.get(join.name, 0.0):
                 self._admit_again_at[join.name] = now() + self._config.election_ms_max / 1000
                 logger.warning("disk_admitted member=%s disk=%s", join.name, join.disk.hex())
                 self._raft.leader_role.admit(join)
 
     def _adopt_first_state(self, state: ClusterState, content: bytes) -> None:
-        """Each step is durable before the next. After a crash, opening the directory continues."""
+        """Each step is durable before the next step starts. After a crash, these steps continue when the
+        directory is opened.
+        """
         self._space.once(lambda: self._snapshots.write(state.cluster, state.epoch, state.applied, content))
         self._adopt_state(state, decode_state(content)[1])

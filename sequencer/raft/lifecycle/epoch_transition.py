@@ -7,8 +7,9 @@ Invariants:
 - From the reset on, this node applies nothing in its epoch and takes no snapshot of it. It ends with
   `EpochOver` when the state that the next epoch starts with is durable.
 - While the state of a later epoch is being made durable, or after a force, the node neither sends nor
-  receives: it could break what it promises in the old epoch.
-- A force is refused while a majority could elect a leader, and before a majority can continue.
+  receives. Otherwise it could break a promise that it makes in the old epoch.
+- A forced epoch is refused while a majority could elect a leader, and until a majority can continue with the
+  new epoch.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class EpochTransition:
-    """Decides when to leave the epoch, for which one, and with whose state."""
+    """Decides when to leave the epoch, which epoch follows, and which node's state the node continues
+    with.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class EpochTransition:
         if why_not is not None:
             return why_not
         self._raft.fall_silent()
-        self._raft.apply_all()  # This may apply a reset that may not be committed, too.
+        self._raft.apply_all()  # This may also apply a reset that is possibly not committed.
         last = self._own.state
         last.index += 1
         self._machine.apply(last.index, command)
@@ -157,7 +160,9 @@ class EpochTransition:
                 self._send(peer, chunk)
 
     def _may_follow(self, epoch: int) -> bool:
-        """Whether to adopt a state of that epoch. Asked for each chunk, because the disk may count since."""
+        """Whether to adopt a state of that epoch. Checked for each chunk, because the disk may have started
+        to count.
+        """
         own = self._own.identity.epoch
         if self._own.is_blank or is_succeeded(own, epoch):
             return True
@@ -166,7 +171,8 @@ class EpochTransition:
     def _check_is_followed(self) -> None:
         """Raise `rt.ClusterMismatch` if the cluster continues in an epoch that was forced without this node.
 
-        A disk that does not count in its own epoch has promised nothing there, and follows to a later one.
+        A disk that does not count in its own epoch has promised nothing in it, so it follows to a later
+        epoch.
         """
         own = self._own.identity.epoch
         without = self._epoch_left.forced_without(own)
@@ -200,7 +206,7 @@ class EpochExit:
 
     @property
     def due(self) -> float:
-        """When `should_leave` may become true by time alone."""
+        """Earliest time at which `should_leave` may become true without another event."""
         if self._stays_until is None or self._is_writing:
             return float("inf")
         return max(self._stays_until, self._retry_at)
@@ -215,7 +221,7 @@ class EpochExit:
         return now >= self._stays_until or not is_awaited
 
     def force(self, command: bytes, state: ClusterState, encode: Callable[[], bytes], now: float) -> None:
-        """Stop sending and receiving, and `write`."""
+        """Stop sending and receiving, then call `write`."""
         self.forced = command
         self.write(state, encode, now)
 
@@ -228,7 +234,7 @@ class EpochExit:
         return self._begins is not None
 
     def write(self, state: ClusterState, encode: Callable[[], bytes], now: float) -> None:
-        """Write the state that the next epoch starts with on the worker. May be called once."""
+        """Write, on the worker, the state that the next epoch starts with. May be called once."""
         assert self._begins is None, "two epochs that follow this one"
         self._begins = state, encode
         self._stays_until = now if self._stays_until is None else self._stays_until

@@ -1,8 +1,8 @@
 """Installs the snapshot that a leader sends when this node needs entries that the leader compacted.
 
-For the loop's thread; the worker checks the snapshot and makes it durable. Invariant: a snapshot takes effect
-after it is durable, and only if it is then above the commit index. One that a newer program made stops the
-node before it replaces anything.
+For the loop's thread. The worker checks the snapshot and makes it durable. Invariant: a snapshot takes effect
+only after it is durable, and only if it is then above the commit index. A snapshot that a newer program made
+stops the node before anything is replaced.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def decode_snapshot(
 
 
 def decode_peer_state(machine: StateMachine, content: bytes) -> tuple[ClusterState, bytes]:
-    """Decode a peer's snapshot; `rt.FormatError`, or `rt.UnknownVersion` if a newer program made it."""
+    """Decode a peer's snapshot. Raises `rt.FormatError`, or `rt.UnknownVersion` if a newer program made
+    it.
+    """
     try:
         state, machine_bytes = decode_state(content)
         machine.check(machine_bytes)
@@ -93,7 +95,7 @@ class SnapshotInstaller:
             self.incoming = None
 
     def abandon_overtaken(self) -> None:
-        """Drop the transfer if the log has advanced as far."""
+        """Drop the transfer if this node has already applied the log up to the snapshot's index."""
         if self.incoming is not None and self.incoming.meta.place.index <= self._own.state.applied.index:
             self.give_up()
 

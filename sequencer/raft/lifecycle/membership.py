@@ -1,12 +1,14 @@
-"""Whom this node talks to, what it tells its peers of the list of members, and how it learns of its removal.
+"""The members that this node talks to, how it sends the list of members to its peers, and how it learns of
+its removal.
 
 For the loop's thread. Invariants:
-- The network knows the members of the list in force, of the committed one, and of a newer list that a peer
-  told. A removed member stays for `PARTING_S`, so that it receives its removal. Without a leader for long, it
-  knows the configured ones, too: all that this node knew may have been removed while it was away.
-- A told list gives names and addresses only. It never decides which votes count.
-- A node ends if it has applied its own removal, or if a peer told it a newer committed list without it. It
-  does not end while it hears a leader that brings later entries: it may have been added again.
+- The network knows the members of the list in force, of the committed list, and of a newer list that a peer
+  sent. A removed member stays for `PARTING_S`, so that it receives its removal. If this node has no leader
+  for a long time, the network also knows the configured members, because all members that this node knew may
+  have been removed while it was away.
+- A list that a peer sent gives names and addresses only. It never decides which votes count.
+- A node ends if it has applied its own removal, or if a peer sent it a newer committed list without it. It
+  does not end while it hears a leader that sends later entries, because it may have been added again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class Membership:
-    """Created when the node's parts exist; `on_members` gets each committed list."""
+    """The list of members on this node. Created after the node's parts. `on_members` receives each committed
+    list.
+    """
 
     def __init__(
         self,
@@ -48,9 +52,11 @@ class Membership:
         self._disks = services.raft.voter_disks
         self._reported: Members | None = None
         self._parting: dict[str, tuple[str, float]] = {}
-        """Removed members: address, and until when they stay."""
+        """For each removed member, its address and the time until which it stays."""
         self._told: dict[bool, tuple[int, Members]] = {True: (0, {}), False: (0, {})}
-        """The newest committed list that a peer told, and the newest other one, which may be truncated."""
+        """The newest committed list that a peer sent, and the newest list that was not committed. The latter
+        may be truncated.
+        """
         self._announced: tuple[int, bool] = (0, False)
         self._is_out = False
         """A list without this node was applied."""
@@ -71,7 +77,9 @@ class Membership:
     # What this node does when the list changes
 
     def refresh(self) -> None:
-        """The list in force changed, or may have; also after a new list was told or applied."""
+        """Called when the list in force may have changed, and after a peer sent a new list or a list was
+        applied.
+        """
         disks = self._disks
         self._epoch_left.voters = disks.voters
         names = {
@@ -119,9 +127,10 @@ class Membership:
         self.report()
 
     def on_joined(self) -> None:
-        """A join was applied, or a state restored. Raises `MemberRemoved` after a second join of this disk.
+        """A join was applied, or a state was restored. Raises `MemberRemoved` after a second join of this
+        disk.
 
-        The cluster has forgotten which commands of this run it applied.
+        In that case the cluster has forgotten which commands of this run it applied.
         """
         before, self._joined = self._joined, self._own.claim.joined
         if before not in {NOWHERE, self._joined} and self._own.state.members is not None:
@@ -132,15 +141,19 @@ class Membership:
         self.report()
         self.on_joined()
 
-    # What peers are told, and tell
+    # Lists that are sent to peers and received from peers
 
     def is_accepted(self, peer: str, hello: Hello) -> bool:
-        """`Peers.is_accepted`, after telling the peer the list: also one of another epoch needs it."""
+        """Send the list to the peer, then return `Peers.is_accepted`. A peer of another epoch needs the list,
+        too.
+        """
         self._announce(peer, hello)
         return self._peers.is_accepted(peer, hello)
 
     def _announce(self, peer: str, hello: Hello) -> None:
-        """Tell a connected peer the newest list: it may not know a new member, or its own removal."""
+        """Send the newest list to a connected peer. The peer may not know a new member, or its own
+        removal.
+        """
         disks, own = self._disks, self._own.identity
         if disks.has_list and hello.cluster in {own.cluster, NO_ID}:
             message = MemberList(*self._newest(), encode_members(disks.members))
@@ -172,16 +185,16 @@ class Membership:
         return self._disks.members_index, not self._disks.is_change_pending
 
     def _notice(self) -> MemberList | None:
-        """For nodes that are not members. None before the first change."""
+        """The message for nodes that are not members. None before the first change of the members."""
         state = self._own.state
         if state.members is None:
             return None
         return MemberList(state.members_index, True, encode_members(state.members))
 
-    # Time
+    # Checks in each round
 
     def check(self) -> None:
-        """In each round. Raises `MemberRemoved`."""
+        """Called in each round. Raises `MemberRemoved` if this node was removed."""
         if self._reported is None:
             self.report()
         began = self._raft.round_began
@@ -221,7 +234,9 @@ def describe(members: Members) -> str:
 
 
 def _united(sources: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """The newest address of each name, which comes last. An unknown one replaces none."""
+    """The newest address of each name. The sources are in order, the newest last. An unknown address does not
+    replace a known one.
+    """
     addresses: dict[str, str] = {}
     for source in sources:
         addresses |= {name: address or addresses.get(name, "") for name, address in source.items()}

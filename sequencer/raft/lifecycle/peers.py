@@ -41,12 +41,14 @@ class Peers:
         self._epoch_left.elsewhere.pop(peer, None)
 
     def is_of_this_epoch(self, hello: Hello) -> bool:
-        """Whether it has this node's cluster and epoch. Blank nodes have the same."""
+        """Whether the peer has this node's cluster and epoch. Blank nodes have the same cluster and epoch."""
         own = self._own.identity
         return hello.cluster == own.cluster and hello.epoch == own.epoch
 
     def may_talk_to(self, hello: Hello) -> bool:
-        """Whether the protocol may talk to it: same epoch, or one of the two is blank."""
+        """Whether the protocol may talk to the peer: both nodes are in the same epoch, or one of them is
+        blank.
+        """
         return self.is_of_this_epoch(hello) or NO_ID in (hello.cluster, self._own.identity.cluster)
 
     def is_accepted(self, peer: str, hello: Hello) -> bool:
@@ -66,9 +68,10 @@ class Peers:
         return False
 
     def is_followed(self, hello: Hello, message: Message) -> bool:
-        """Whether a blank node accepts the message: it follows the leader of one epoch, while there is one.
+        """Whether a blank node accepts the message. It follows the leader of one epoch, as long as there is
+        one.
 
-        With leaders of two epochs it would find two leaders in one term.
+        If it followed the leaders of two epochs, it would find two leaders in one term.
         """
         if not self._own.identity.is_blank or hello.cluster == NO_ID:
             return True
@@ -98,9 +101,9 @@ class Peers:
     def _is_joined(self, peer: str) -> bool:
         """Whether the peer's disk has applied its newest join.
 
-        A member that was removed and added again may not know it yet. Its open commands may be applied
-        already, which the cluster has forgotten with its disk. Before any change of the members the peer
-        itself checks this.
+        A member that was removed and added again may not know this yet. Its commands in flight may be applied
+        already, but the cluster has forgotten this together with the disk. Before the first change of the
+        members, the peer itself checks this.
         """
         return not self._raft.voter_disks.has_list or bool(self._raft.peer_disks.is_counted(peer))
 
@@ -130,8 +133,8 @@ class Peers:
     def new_disks(self) -> dict[str, bytes]:
         """The disks of connected members that were wiped and do not count yet.
 
-        A disk whose join is committed is not among them, even if it has not applied it: it may have promised
-        something in this epoch.
+        A disk whose join is committed is not included, even if it has not applied the join. Such a disk may
+        have promised something in this epoch.
         """
         return {
             peer: hello.claim.disk

@@ -1,4 +1,4 @@
-"""What a node gets from the process around it, and what its parts share."""
+"""Objects that a node gets from the process around it, and objects that its parts share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sequencer.raft.storage.worker import BackgroundWorker
 
 
 class NodeEnvironment(Struct, frozen=True):
-    """What a simulation replaces."""
+    """The part of the environment that a simulation replaces."""
 
     network: Network
     worker: BackgroundWorker
@@ -32,7 +32,7 @@ class NodeEnvironment(Struct, frozen=True):
 
 
 class NodeServices(Struct, frozen=True):
-    """One run of a node. Used on the loop's thread."""
+    """The objects of one run of a node. Used on the loop's thread."""
 
     config: RaftConfig
     own: LocalMembership

@@ -1,10 +1,10 @@
 """Takes snapshots of this node's state, compacts the log, and prepares the file of its next segment.
 
-For the loop's thread; the worker writes files. Invariant (rule 3 of docs/raft.md): only
-entries that a durable snapshot covers are dropped from the log.
+For the loop's thread. The worker writes files. Invariant (rule 3 of docs/raft.md): only entries that a
+durable snapshot covers are dropped from the log.
 
-A snapshot has the whole state, so it costs as much as the state is large. A large state is written again when
-the log has grown by a share of it: then the cost follows the changes.
+A snapshot contains the whole state, so its cost is proportional to the size of the state. A large state is
+written again when the log has grown by a fraction of that size. So the cost is proportional to the changes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ from sequencer.raft.storage.worker import BackgroundWorker
 HOLD_FACTOR: Final = 8
 """For a connected follower that needs them, the log keeps this many times the usual number of entries."""
 SMALL_STATE_BYTES: Final = 1 << 20
-"""Writing such a state takes a few milliseconds."""
+"""A state up to this size is small: it is written in a few milliseconds."""
 GROWTH: Final = 4
-"""A large state is written when the log since its last snapshot has a fourth of its bytes."""
+"""A large state is written when the log since its last snapshot has a fourth of the state's bytes."""
 REPLAY_FACTOR: Final = 16
-"""Nor may the log since the last snapshot have more than this many times `keep_entries`. Applying 65,536
-entries takes a node that starts a few seconds."""
+"""A large state is also written when the log since the last snapshot has this many times `keep_entries`
+entries. A node that starts applies 65,536 entries in a few seconds.
+"""
 LONGEST_S: Final = 300.0
-"""Time until the next snapshot, if anything changed at all."""
+"""Maximum time until the next snapshot, if anything changed."""
 
 logger = logging.getLogger("sequencer.raft")
 
 
 def has_grown(state_bytes: int, log_bytes: int, entries: int, config: RaftConfig) -> bool:
-    """Whether a snapshot is worth its cost: `log_bytes` in `entries` came since that of `state_bytes`."""
+    """Whether a new snapshot is worth its cost. `state_bytes`: size of the last snapshot. `log_bytes`,
+    `entries`: size and number of the log entries since that snapshot.
+    """
     return (
         state_bytes <= SMALL_STATE_BYTES
         or GROWTH * log_bytes >= state_bytes
@@ -68,9 +71,9 @@ class Snapshotter:
         self._epoch_exit, self._state_fetcher, self._installer = epoch_exit, state_fetcher, installer
         self._is_under_way = False
         self._began = now()
-        """When the last snapshot was written; before the first one, when this node started."""
+        """Time when the last snapshot was written. Before the first snapshot: time when this node started."""
         self._counted = LogIndex(0, 0)
-        """The snapshot since which `_log_bytes` are counted, up to the entry `_counted_to`."""
+        """`_log_bytes` is the size of the entries after this snapshot, up to the entry `_counted_to`."""
         self._counted_to = self._log_bytes = 0
 
     @property
@@ -117,8 +120,8 @@ class Snapshotter:
     def compact(self, place: LogIndex) -> None:
         """Drop the entries that the snapshot covers, except a tail for slow followers.
 
-        Entries that a connected follower needs next are kept up to a larger bound. Without it, a follower
-        slower than the log grows would receive snapshot after snapshot.
+        Entries that a connected follower needs next are kept up to a larger bound. Otherwise, a follower that
+        is slower than the growth of the log would receive one snapshot after another.
         """
         log, config, size = self._log, self._config, 0
         needed = self._raft.leader_role.keep_from() or place.index + 1

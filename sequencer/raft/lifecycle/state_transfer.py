@@ -1,5 +1,5 @@
-"""Transfer of a state between peers of which neither leads: the state of a later epoch, or a blank disk's
-first.
+"""Transfer of a state between two peers that do not lead: the state of a later epoch, or the first state of a
+blank disk.
 
 For the loop's thread. Nodes of different epochs exchange no other messages. Invariants:
 - A node keeps its own state until the other one is completely durable. It accepts only a state of its cluster
@@ -23,7 +23,9 @@ from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReader, Snaps
 from sequencer.raft.storage.worker import BackgroundWorker
 
 ASK_AGAIN_S: Final = 1.0
-"""A missing chunk is requested again after this time, from another peer if none ever arrived."""
+"""A missing chunk is requested again after this time. If no chunk ever arrived, it is requested from another
+peer.
+"""
 PATIENCE_S: Final = 5.0
 """A started transfer waits this long for its peer, which may reconnect."""
 IDLE_S: Final = 30.0
@@ -125,7 +127,9 @@ class StateFetcher:
         self._done(state, machine_bytes)
 
     def _on_failed(self, error: BaseException) -> None:
-        """It is requested again later. A disk failure ends the node, and so does a state of a newer rt."""
+        """The state is requested again later. A disk failure ends the node, and so does a state of a newer
+        rt.
+        """
         self.is_installing = False
         incoming, self.incoming = self.incoming, None
         is_handled = isinstance(error, FormatError | ClusterMismatch | DiskFull | Closed)
@@ -156,7 +160,8 @@ class StateServer:
         offset = asks.offset if asks.digest == meta.digest else 0
         data = reader.read_at(offset, CHUNK_BYTES_MAX) if offset <= meta.length else b""
         if len(data) < meta.length:
-            self._readers[peer] = reader, now  # Also after the last chunk, which may be lost.
+            # Kept also after the last chunk, because that chunk may be lost.
+            self._readers[peer] = reader, now
         else:
             self._close(peer, reader)
         return FetchStateChunk(meta.place, meta.length, meta.digest, offset, data) if data else None

@@ -2,7 +2,7 @@
 
 Invariants:
 - All nodes apply the same command as number `index`, in order, without gaps, once per run of the node.
-- A completed future names a command that a majority has synced.
+- When a future returns an index, a majority has synced the command with this index.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ class StateMachine(Protocol):
         """
 
     def check(self, state: bytes) -> None:
-        """`rt.UnknownVersion` if a newer program encoded this state of a peer's snapshot, so that the node
-        stops before it replaces anything. Any thread may call this. Should read only the beginning.
+        """Check the state in a peer's snapshot. Any thread may call this. Should read only the beginning of
+        the state.
+
+        Raises `rt.UnknownVersion` if a newer program encoded the state, so that the node stops before it
+        replaces anything.
         """
 
     def restore(self, index: int, state: bytes, cluster: bytes) -> None:
@@ -69,7 +72,7 @@ class MemberStatus(Struct, frozen=True):
     is_counted: bool | None
     """Whether its current disk counts and has applied its join. None: it was never connected."""
     match_index: int | None
-    """On the leader: up to which index its synced log agrees. None elsewhere."""
+    """On the leader: index up to which the member's synced log agrees. None on other nodes."""
     votes: bool = True
     """False for a learner."""
 

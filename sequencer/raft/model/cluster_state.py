@@ -48,7 +48,9 @@ from sequencer.raft.model.members import Members
 from sequencer.raft.model.messages import NO_ID, NOWHERE, DiskClaim, LogIndex, RaftEntry
 
 INITIAL: Final = LogIndex(1, 1)
-"""Where the log of a new cluster starts: its first snapshot stands for this entry, and admits all disks."""
+"""Position at which the log of a new cluster starts. The first snapshot represents this entry, and admits all
+disks.
+"""
 
 _MAGIC = b"RTRAFTST"
 _VERSION, _VERSION_WITH_MEMBERS = 1, 2
@@ -59,7 +61,7 @@ _PAIR = struct.Struct("<QQ")
 _LIST = struct.Struct("<QI")
 
 NO_DISK: Final = DiskClaim(NO_ID, NOWHERE)
-"""The claim of a member of which no disk has joined."""
+"""The claim of a member without a disk that has joined."""
 
 
 class ProposerState(Struct):
@@ -75,8 +77,8 @@ class ProposerState(Struct):
 class PackApplied(NamedTuple):
     """`first` is the index of the pack's first command.
 
-    It is None if the pack was not applied: it was applied before, an earlier pack is missing, or its disk is
-    not a member's.
+    It is None if this entry did not apply the pack: the pack was applied before, an earlier pack is missing,
+    or its disk is not the disk of a member.
     """
 
     pack: Commands
@@ -101,7 +103,7 @@ class ClusterState(Struct):
     members: Members | None = None
     """The list of the last change. None before the first one: then the members are those with `disks`."""
     members_index: int = 0
-    """Raft index of its entry."""
+    """Raft index of the entry with `members`."""
 
     def apply(self, entry: RaftEntry) -> PackApplied | EpochEnded | None:
         """Apply the next entry. Returns None if it contains no commands.

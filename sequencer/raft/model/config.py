@@ -10,7 +10,9 @@ from rt.names import check_name
 
 CLUSTER_SIZES = (1, 3, 5, 7)
 PATIENCE_ELECTIONS = 10
-"""For this many election timeouts a node may be without a leader, or differ from each, before it gives up."""
+"""Number of election timeouts. A node gives up if it has no leader, or differs from every leader, for
+longer.
+"""
 
 
 class RaftConfig(Struct, frozen=True):
@@ -23,10 +25,11 @@ class RaftConfig(Struct, frozen=True):
     members: Mapping[str, str]
     """Address "host:port" of each member by name, including this one: 1, 3, 5 or 7 with `bootstrap`.
 
-    They are in force until the first change of the members; until then a member with other names refuses to
-    start. Afterwards the list in the log is in force, whatever is configured. A node that is to be added
-    names itself and at least one member. A cluster of one can also be extended here: it then waits until an
-    epoch is forced.
+    They are in force until the first change of the members. Until then a member that is configured with other
+    names refuses to start. After the first change, the list in the log is in force, independent of the
+    configuration. The configuration of a node that is to be added contains the node itself and at least one
+    member. A cluster of one member can also be extended by this setting. It then waits until an epoch is
+    forced.
     """
     directory: str
     """Directory of the log, the snapshots and the disk's identity. It must contain no other files."""
@@ -38,12 +41,12 @@ class RaftConfig(Struct, frozen=True):
     election_ms_min: int = 300
     """The election timeout is drawn between this and `election_ms_max`."""
     election_ms_max: int = 600
-    """A leader that hears no majority for this long steps down.
+    """A leader that does not hear from a majority for this long steps down.
 
     The shortest election timeout should be ten times the slowest fsync and four heartbeats.
     """
     snapshot_ms: int = 5000
-    """Time between snapshots while something changes; the least one for a large state."""
+    """Time between snapshots while something changes. For a large state, it is the minimum time."""
     keep_entries: int = 4096
     """Entries kept before a snapshot, so that a slow follower needs no snapshot."""
     keep_bytes: int = 32 * 2**20

@@ -1,10 +1,11 @@
-"""Epochs of a cluster: how one ends, what the next starts with, and when a node follows to a later one. Pure.
+"""Epochs of a cluster: how an epoch ends, which state the next epoch starts with, and when a node follows to
+a later epoch. Pure.
 
 An epoch is one Raft log, with its own elections. Invariants:
 - A committed reset is the last entry that any node applies in its epoch. So all nodes of the next epoch
-  started it with the same state, and a node in it proves that the reset was committed.
-- A disk that was in no later epoch has neither voted nor acknowledged anything there. It may start there with
-  any state that the epoch had.
+  started it with the same state, and a node in the next epoch proves that the reset was committed.
+- A disk that was never in a later epoch has neither voted nor acknowledged anything in that epoch. It may
+  start in that epoch with any state that the epoch had.
 
 If no majority is left, an operator can force one node to start an epoch from its own state (rule 6 of
 docs/raft.md). Nothing proves that this state is complete, so such an epoch belongs to another line:
@@ -76,10 +77,10 @@ def next_epoch(state: ClusterState, digest: bytes) -> ClusterState:
 
 
 def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes], lot: bytes) -> ClusterState:
-    """The state that a forced epoch starts with. `disks`: those of the members that take part.
+    """The state that a forced epoch starts with. `disks`: the disks of the members that take part.
 
-    The other members have no disk that counts: they join like wiped ones. `lot`: 8 random bytes or more,
-    which name the line.
+    The other members have no disk that counts. They join like members with wiped disks. `lot`: at least 8
+    random bytes, which name the line.
     """
     number = forced_number(number_of(state.epoch))
     epoch = epoch_of(number, 1 + int.from_bytes(lot[:8]) % ((1 << LINE_BITS) - 1))
@@ -89,21 +90,21 @@ def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes],
 
 
 class EpochLeft(Struct):
-    """Decides whether a node leaves its epoch for one that peers are in."""
+    """Decides whether a node leaves its epoch for an epoch that its peers are in."""
 
     voters: Collection[str]
     """The voters of the list in force, with this node if it is one. Only they count for a majority."""
     patience_s: float
-    """After this time without a leader the own epoch is given up."""
+    """If a node has no leader for this time, it gives up its own epoch."""
     elsewhere: dict[str, int] = field(default_factory=dict)
-    """Connected peers in other epochs of this cluster that are not earlier, and which epochs."""
+    """Connected peers in other epochs of this cluster that are not earlier, and the epoch of each peer."""
 
     def ahead(self, own: int) -> dict[str, int]:
         """The peers in epochs later than `own`. An epoch of a rival line is not later."""
         return {peer: epoch for peer, epoch in self.elsewhere.items() if is_later(own, epoch)}
 
     def forced_without(self, own: int) -> dict[str, int]:
-        """The members in a line that was forced without this node, if they are a majority: one
+        """The members in a line that was forced without this node, if they are a majority. A single member
         may be wrong.
         """
         epochs = [epoch for peer, epoch in self.elsewhere.items() if peer in self.voters]
@@ -114,10 +115,11 @@ class EpochLeft(Struct):
         return {}
 
     def peers_to_ask(self, own: int, leaderless_s: float, *, is_bound: bool) -> list[str]:
-        """The peers from which to fetch the state of a later epoch now, best first. Empty: stay.
+        """The peers from which to fetch the state of a later epoch now, best first. Empty if the node stays
+        in its epoch.
 
-        The node stays while its epoch has a leader, which will bring the reset. `is_bound`: this disk counts
-        in the epoch. A disk that does not count may follow to any later epoch.
+        The node stays while its epoch has a leader, because the leader will send the reset. `is_bound`: this
+        disk counts in the epoch. A disk that does not count may follow to any later epoch.
         """
         ahead = self.ahead(own)
         voters = sum(peer in self.voters for peer in ahead)

@@ -17,18 +17,18 @@ from rt.names import check_name
 
 VOTERS_MAX: Final = 7
 MEMBERS_MAX: Final = 16
-"""Voters and learners."""
+"""Maximum number of members: voters and learners."""
 
 
 class RaftMember(NamedTuple):
     address: str
-    """`host:port` of its Raft. Empty if this node does not know it."""
+    """Raft address `host:port`. Empty if this node does not know it."""
     votes: bool = True
     """False for a learner: it receives everything, and counts in no majority."""
 
 
 Members: TypeAlias = Mapping[str, RaftMember]
-"""By name."""
+"""The members by name."""
 
 
 class AddLearner(NamedTuple):
@@ -65,7 +65,7 @@ class MemberChangeNotReady(MemberChangeRefused):
 
 
 class MemberRemoved(RtError):
-    """This node is no member any more, or `is_listed`: it was added again, and must be opened again."""
+    """This node is no longer a member. If `is_listed`, it was added again, and must be opened again."""
 
     grpc_status = "FAILED_PRECONDITION"
 
@@ -174,7 +174,7 @@ def _check_member(name: str, address: str) -> None:
         check_name(name, kind="member")
         name.encode("idna")  # It is a host name in the certificate.
         parse_endpoint(address, where=f"member {name}")
-        address.encode("ascii")  # The zone of an IPv6 address may be any text, but not in a list.
+        address.encode("ascii")  # In a list, even the zone of an IPv6 address must be ASCII.
     except (InvalidName, InvalidOption) as error:
         raise MemberChangeRefused(
             error.what,

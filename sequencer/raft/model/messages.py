@@ -30,7 +30,7 @@ SNAPSHOT_BYTES_MAX: Final = 8 << 30
 
 
 class LogIndex(NamedTuple):
-    """A place in the Raft log. Index 0 is before every entry."""
+    """A position in the Raft log. Index 0 is before every entry."""
 
     index: int  # type: ignore[assignment]  # hides the tuple's method
     term: int
@@ -52,7 +52,7 @@ class RaftEntry(NamedTuple):
 
 
 class DiskClaim(NamedTuple):
-    """The disk that a message comes from, and the place of its join, once the disk has applied it.
+    """The disk that a message comes from, and the position of its join, once the disk has applied it.
 
     The claim counts only for nodes that find the same join in their own log.
     """
@@ -73,14 +73,16 @@ class Hello(NamedTuple):
 
 
 class RequestVote(NamedTuple):
-    """With `pre` (pre-vote) the answer binds nobody, and `term` is the next term."""
+    """If `pre` is set (pre-vote), the answer is not binding, and `term` is the next term."""
 
     term: int
     last: LogIndex
     claim: DiskClaim
     pre: bool
     called: bool = False
-    """The leader called this candidate to take over, so hearing the leader is no reason to refuse."""
+    """The leader asked this candidate to take over, so a voter that hears the leader must not refuse for that
+    reason.
+    """
 
 
 class TimeoutNow(NamedTuple):
@@ -107,7 +109,7 @@ class AppendEntries(NamedTuple):
     applied: int
     """Index that the leader has applied."""
     chain: int
-    """Running checksum of what the leader applied. A follower at the same index compares it."""
+    """Running checksum of the entries that the leader applied. A follower at the same index compares it."""
     entries: tuple[RaftEntry, ...]
     wants_reply: bool = True
     """False: it only carries the commit index, and is answered only if `prev` does not match."""
@@ -121,13 +123,15 @@ class AppendEntriesReply(NamedTuple):
     prev: int
     """Index of the message's `prev`."""
     index: int  # type: ignore[assignment]  # hides the tuple's method
-    """If matched: every entry up to here is the leader's, and synced. If not: retry after this index."""
+    """If matched: every entry up to this index is equal to the leader's entry, and synced. If not: retry
+    after this index.
+    """
     claim: DiskClaim
 
 
 class InstallSnapshot(NamedTuple):
-    """A chunk of the leader's snapshot, which covers the log up to `snapshot`. Without data it
-    is a question.
+    """A chunk of the leader's snapshot, which covers the log up to `snapshot`. Without data, it asks how much
+    has arrived.
     """
 
     term: int
@@ -176,7 +180,7 @@ class FetchState(NamedTuple):
     """
 
     digest: bytes = NO_DIGEST
-    """Of the state that the bytes before `offset` belong to."""
+    """Digest of the state to which the bytes before `offset` belong."""
     offset: int = 0
 
 

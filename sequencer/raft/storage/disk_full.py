@@ -1,4 +1,4 @@
-"""What a node does while its disk is full: it waits, and is unreachable for the others.
+"""Behavior of a node while its disk is full: it waits, and the other nodes cannot reach it.
 
 For the loop's thread. Invariant: a write that fails for lack of space is repeated until it succeeds. Nothing
 is sent before that.

@@ -1,8 +1,8 @@
-"""The file `identity` in a node's directory: which disk this is.
+"""The file `identity` in a node's directory. It identifies the disk.
 
-Invariant: a directory that contains files of a node never gets a second identity. A node that votes, or
-counts entries as synced, with the files of an unknown disk could break what it promised in an earlier run.
-The caller holds the directory's lock.
+Invariant: a directory that contains files of a node never gets a second identity. If a node votes or counts
+entries as synced with the files of an unknown disk, it could break a promise of an earlier run. The caller
+holds the directory's lock.
 
 The file is replaced as a whole, so that a crash leaves the old or the new one. It fills one sector.
 
@@ -59,13 +59,15 @@ def _random_id() -> bytes:
 def open_identity(
     directory: str, *, stream: str, name: str, disk: Disk = REAL, new_id: Callable[[], bytes] = _random_id
 ) -> DiskIdentity:
-    """Start a run of the member `name` of `stream` in `directory`; creates both if missing.
+    """Start a run of the member `name` of `stream` in `directory`. Create the directory and the identity if
+    they are missing.
 
     The new run number is durable on return. Each pair of disk id and run number is returned once.
 
-    Raises `rt.Corrupt` if the identity cannot be read, or is missing although the directory contains files of
-    a node, `rt.UnknownVersion`, and `rt.ClusterMismatch` if the directory belongs to another member or
-    stream. Then no file is changed. Raises `rt.StorageError` like `store_identity`.
+    Raises `rt.Corrupt` if the identity cannot be read, or if it is missing although the directory contains
+    files of a node. Raises `rt.UnknownVersion`. Raises `rt.ClusterMismatch` if the directory belongs to
+    another member or stream. In these cases no file is changed. Raises `rt.StorageError` like
+    `store_identity`.
     """
     path = os.path.join(directory, IDENTITY_FILE)
     with storage_errors(directory, "opening a node's directory"):
@@ -83,9 +85,9 @@ def open_identity(
 
 
 def store_identity(directory: str, identity: DiskIdentity, *, disk: Disk = REAL) -> None:
-    """Replace the identity. It is durable on return; a crash leaves the old or the new one.
+    """Replace the identity. It is durable on return. A crash leaves the old or the new identity.
 
-    Raises `rt.DiskFull` with the old one in place, or `rt.StorageFailed` with either of them.
+    After `rt.DiskFull` the old identity is in place. After `rt.StorageFailed` either of them is in place.
     """
     path = os.path.join(directory, IDENTITY_FILE)
     with storage_errors(path, "writing the identity"):
@@ -94,7 +96,7 @@ def store_identity(directory: str, identity: DiskIdentity, *, disk: Disk = REAL)
 
 def _read(disk: Disk, path: str) -> DiskIdentity:
     with storage_errors(path, "reading the identity"), closing(disk.open(path)) as file:
-        data = file.pread(IDENTITY_BYTES + 1, 0)  # One more, to see a file that is too long.
+        data = file.pread(IDENTITY_BYTES + 1, 0)  # Read one byte more, to detect a file that is too long.
     return decode_identity(data, path=path)
 
 
@@ -177,7 +179,7 @@ def decode_identity(data: bytes, *, path: str) -> DiskIdentity:
     try:
         names = stream[:stream_bytes].decode("ascii"), name[:name_bytes].decode("ascii")
         identity = DiskIdentity(*names, disk, cluster, epoch, LogIndex(index, term), run)
-    except ValueError as error:  # InvalidName and UnicodeDecodeError are some.
+    except ValueError as error:  # This includes InvalidName and UnicodeDecodeError.
         raise damaged(f"invalid value in an identity file: {error}", path) from error
     if encode_identity(identity) != head:
         raise damaged("nonzero reserved bytes in an identity file", path)

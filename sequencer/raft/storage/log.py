@@ -3,13 +3,13 @@
 Invariants:
 - Changes are queued. `sync` makes all of them durable as one group, with one write and one fsync. After a
   crash the whole group counts, or nothing of it.
-- `synced` is never above what an fsync has returned for. A failed fsync is final.
-- What recovery accepted is on the medium when `open` returns. `log_format` describes the bytes;
+- `synced` is never above the last entry for which an fsync has returned. A failed fsync is final.
+- Everything that recovery accepted is on the medium when `open` returns. `log_format` describes the bytes;
   `log_recovery` handles what a crash left.
 
 An fsync after a write that grows the file waits for the file system's journal; after an overwrite it does
 not. So segments are filled with zeros in advance: the newest one when it is opened, the next one as a spare
-file that another thread makes (`prepare_spare`). Without them the log is only slower.
+file that another thread makes (`prepare_spare`). Without these zeros the log is only slower.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sequencer.raft.storage.log_recovery import Replay, recover_log, segment_num
 from sequencer.raft.storage.preallocation import SpareSegment
 
 SEGMENT_BYTES = 8 << 20
-"""A larger segment is followed by the next one."""
+"""When a segment has reached this size, the log continues in the next segment."""
 
 
 class TornTailCut(NamedTuple):
@@ -77,7 +77,7 @@ class DurableLog(Entries):
         self.synced = self.last
         """`last` as of the last sync, or below it. Truncation lowers it at once."""
         self.cut: TornTailCut | None = None
-        """What recovery cut, for the node's log."""
+        """The torn tail that recovery cut, for the log messages of the node."""
         self._disk = disk
         self._spare_disk = disk  # The simulation replaces it.
         self._segment_bytes = segment_bytes
@@ -111,12 +111,14 @@ class DurableLog(Entries):
         fill_bytes: int = 0,
         new_id: Callable[[], bytes] = lambda: os.urandom(ID_BYTES),
     ) -> DurableLog:
-        """Open the log in a directory that the caller has locked, and make what recovery accepted durable.
+        """Open the log in a directory that the caller has locked, and make everything that recovery accepted
+        durable.
 
-        Where there never was one, a new log begins behind `create_at`, or `rt.LogNotFound` is raised if that
-        is None. `base` may stand above what a compaction left: the caller compares it with its snapshot.
-        Segments are filled up to `fill_bytes`, best as much as `segment_bytes`; 0: they grow.
-        `rt.Corrupt` and `rt.UnknownVersion` leave the files as they are; storage errors.
+        If there never was a log, a new log starts after `create_at`. If `create_at` is None, `rt.LogNotFound`
+        is raised instead. `base` may be higher than a compaction left it, so the caller compares it with its
+        snapshot. Segments are filled up to `fill_bytes`, which is best equal to `segment_bytes`. If it is 0,
+        they grow. Raises `rt.Corrupt` or `rt.UnknownVersion`, which leave the files as they are, and storage
+        errors.
         """
         with storage_errors(directory, "opening the Raft log"):
             replay, synced = recover_log(disk, directory, create_at, new_id, fill_bytes)
@@ -196,10 +198,12 @@ class DurableLog(Entries):
             self._start_segment()
 
     def prepare_spare(self) -> Callable[[], None] | None:
-        """Work, for any thread, that makes the file of the next segment. None if it is not needed yet.
+        """Return a function that makes the file of the next segment, for any thread. None if it is not needed
+        yet.
 
-        It is needed once the segment is half full, unless a spare exists or is being made. If it fails, the
-        log continues without, and the work is offered again. Stop the thread before closing the log.
+        The file is needed once the segment is half full, unless a spare exists or is being made. If the
+        function fails, the log continues without a spare, and a later call returns a new function. Stop the
+        thread before closing the log.
         """
         if not self._is_usable or not self._fill_bytes or 2 * self._offset < self._segment_bytes:
             return None
@@ -218,7 +222,7 @@ class DurableLog(Entries):
         assert keep_from <= self.last.index + 1, (keep_from, self.last)
         if keep_from <= self.base.index:
             return
-        # A segment's header summarizes everything before it, whatever was truncated or reset since.
+        # A segment's header summarizes everything before it, even after later truncations and resets.
         covered = (number for number, base in reversed(self._segments) if base.index < keep_from)
         first = next(covered, self._segments[0][0])
         with self._latch.guarded("log.*", "compacting the Raft log"):
@@ -270,10 +274,11 @@ class DurableLog(Entries):
             raise self._latch.failed(error, self._name, "syncing the Raft log", is_final=True) from error
 
     def record_synced_end(self) -> None:
-        """Write how far the log is synced beside it, if that changed.
+        """Write the end of the synced log to a separate file, if the end changed.
 
-        Recovery needs it to tell a torn last group from a corrupt one; for other groups the next group proves
-        it. It is a lower bound, so it is not synced, and a failed write leaves the older value.
+        Recovery needs it to distinguish a torn last group from a corrupt last group. For every other group,
+        the next group proves that it was synced. The value is a lower bound, so it is not synced, and a
+        failed write leaves the older value.
         """
         header, known = self._header, self._synced_end
         if (known.segment, known.offset) == (header.number, self._offset) or not self._is_usable:

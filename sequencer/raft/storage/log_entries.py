@@ -20,10 +20,10 @@ class Entries:
 
     def __init__(self, base: LogIndex, kept: Iterable[RaftEntry] = ()) -> None:
         self.base = base
-        """The place before the first entry."""
+        """The position before the first entry."""
         self._kept = list(kept)
         self.last = self._find_last()
-        """The place of the newest entry, or `base`."""
+        """The position of the newest entry, or `base`."""
 
     def term_at(self, index: int) -> int | None:
         """The term at `base` or of an entry; None for any other index."""
@@ -95,7 +95,7 @@ class Entries:
         self.last = entry.place
 
     def truncate(self, index: int) -> None:
-        """Drop the entries from `index` on, which is after `base`."""
+        """Drop the entries from `index` on. `index` is after `base`."""
         assert index > self.base.index, (index, self.base)
         del self._kept[index - self.base.index - 1 :]
         self.last = self._find_last()
@@ -106,7 +106,7 @@ class Entries:
         self._kept.clear()
 
     def drop_through(self, base: LogIndex) -> None:
-        """Drop the entries up to `base`, which is the place of one of them."""
+        """Drop the entries up to `base`, which is the position of one of them."""
         assert self.term_at(base.index) == base.term, (base, self.base, self.last)
         del self._kept[: base.index - self.base.index]
         self.base = base

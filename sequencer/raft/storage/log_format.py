@@ -22,10 +22,9 @@ They were written into a new file, so no group of an older segment can be among 
         72      8  bytes of the vote, 0: none
         80    304  the vote: name of the member voted for, UTF-8
 
-Then groups follow. A group is a header and the records that one sync made durable. The numbers of groups
-are dense over the lifetime of the log. Group n + 1 is written only after the sync of group n. Both
-checksums continue one of (log id, segment number, offset), so that a group in a wrong place does not
-verify.
+Then groups follow. A group is a header and the records that one sync made durable. The numbers of groups are
+dense over the lifetime of the log. Group n + 1 is written only after the sync of group n. Both checksums
+continue a checksum of (log id, segment number, offset), so that a group at a wrong position does not verify.
 
     offset  bytes  field of a group's header
          0      8  magic "RTRAFTGP"
@@ -46,8 +45,8 @@ verify.
         24         content of the entry; the vote, UTF-8, empty if none (term)
 
 The file `log.durable` stores how far the newest segment was synced, in two records that are written
-alternately after each sync. They are not synced themselves: a lost record only lowers the known end, a torn
-one leaves the other.
+alternately after each sync. They are not synced themselves: a lost record only lowers the known end, and a
+torn record leaves the other record.
 
     offset  bytes  field of a synced end
          0      8  magic "RTRAFTDE"
@@ -83,7 +82,7 @@ SYNCED_END_BYTES: Final = 64
 SYNCED_END_FILE: Final = "log.durable"
 GROUP_MAGIC: Final = b"RTRAFTGP"
 VOTE_BYTES_MAX: Final = 255
-"""Above the length of any name."""
+"""Limit for the bytes of a vote. It is above the length of any name."""
 
 _SEGMENT_MAGIC = b"RTRAFTLG"
 _SYNCED_END_MAGIC = b"RTRAFTDE"
@@ -171,7 +170,9 @@ def encode_segment_header(header: RaftSegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: Buffer, *, path: str, number: int) -> RaftSegmentHeader:
-    """Raises `rt.UnknownVersion`, or `rt.Corrupt`: the header was synced."""
+    """Raises `rt.UnknownVersion`. Raises `rt.Corrupt` for any other invalid header, because the header was
+    synced.
+    """
     if len(data) < SEGMENT_HEADER_BYTES:
         raise _bad_header(path, got=f"{len(data)} bytes", expected=f"a header of {SEGMENT_HEADER_BYTES}")
     head = bytes(data[:SEGMENT_HEADER_BYTES])

@@ -1,11 +1,11 @@
 """Opening a Raft log after a crash: its files are read, checked, cut and made durable.
 
 Invariants:
-- Corruption is not a torn tail. A group is written only after the previous one was synced, and a segment only
-  after everything before it. So a bad group may be cut only if nothing proves that it was synced: no later
-  group with a valid header, no later segment, no recorded synced end above it. The bytes of the bad group
-  prove nothing: a torn write may leave any of its pages.
-- Nothing is changed before everything is checked, and nothing at all if something is corrupt.
+- Corruption is not treated as a torn tail. A group is written only after the previous group was synced, and a
+  segment only after everything before it was synced. So a bad group may be cut only if nothing proves that it
+  was synced: no later group with a valid header, no later segment, no recorded synced end above it. The bytes
+  of the bad group prove nothing: a torn write may leave any of its pages.
+- Nothing is changed before everything is checked. If something is corrupt, nothing is changed at all.
 - When `recover_log` returns, everything that it accepted is on the medium, even if an earlier sync had
   failed. After it there are only zeros.
 
@@ -56,9 +56,9 @@ _SYNCED_BUT_BAD = "synced bytes of the Raft log are corrupt"
 
 
 def newest_run(numbers: Iterable[int]) -> range:
-    """The longest sequence of consecutive numbers that ends at the highest: the segments that count.
+    """The longest sequence of consecutive numbers that ends at the highest number: the segments of the log.
 
-    Older ones remain from a compaction: a power cut may undo its removals in any order.
+    Older segments remain from a compaction: a power cut may undo its removals in any order.
     """
     present = set(numbers)
     first = end = max(present)
@@ -68,17 +68,17 @@ def newest_run(numbers: Iterable[int]) -> range:
 
 
 class Replay(Struct):
-    """The log that the segments add up to, replayed in order."""
+    """The log that results when the segments are replayed in order."""
 
     header: RaftSegmentHeader
-    """Of the last segment."""
+    """The header of the last segment."""
     entries: Entries
     term: int
     voted_for: str | None
     group: int
     """The number of the next group."""
     bases: list[LogIndex]
-    """The place before the first entry of each segment."""
+    """The `LogIndex` before the first entry of each segment."""
     end: int = SEGMENT_HEADER_BYTES
     """End of the last valid group in the last segment."""
     torn_bytes: int = 0
@@ -134,7 +134,7 @@ def _content_end(data: bytearray) -> int:
 
 
 def _replay_groups(replay: Replay, view: memoryview, content_end: int, path: str) -> str | None:
-    """Replay groups from the segment's start. Returns what is wrong with the first bad group, or None.
+    """Replay groups from the segment's start. Return the problem of the first bad group, or None.
 
     After `content_end` there are only zeros, but a group may end with some of them.
     """
@@ -161,7 +161,7 @@ def _problem(replay: Replay, group: RecordGroup | None, view: memoryview, seed: 
     if group is None:
         return "a group header that does not verify"
     if group.number != replay.group:
-        # It belongs here by its checksum, so groups before it are missing.
+        # Its checksum shows that it belongs here, so groups before it are missing.
         what = "a group of the Raft log has the wrong number"
         raise _corrupt(what, path, replay.end, group.number, replay.group)
     if group.end > len(view):
@@ -218,7 +218,7 @@ def _apply(replay: Replay, record: LogRecord) -> None:
         entries.append(RaftEntry(record.content, *place))
     elif record.kind is RecordKind.TRUNCATE:
         if place.index < entries.base.index:
-            # It truncated entries of a segment that was compacted since.
+            # The record truncated entries of a segment that was compacted later.
             entries.reset(place)
         elif entries.term_at(place.index) == place.term:
             entries.truncate(place.index + 1)
@@ -236,10 +236,11 @@ def _apply(replay: Replay, record: LogRecord) -> None:
 def recover_log(
     disk: Disk, directory: str, create_at: LogIndex | None, new_id: Callable[[], bytes], fill_bytes: int
 ) -> tuple[Replay, SyncedEnd]:
-    """The log of the directory, completely durable, and the recorded synced end.
+    """Return the log of the directory, completely durable, and the recorded synced end.
 
-    Makes a new log after `create_at` if there was none, else raises `rt.LogNotFound`. Fills the newest
-    segment up to `fill_bytes` if there is space. Raises `rt.Corrupt`, `rt.UnknownVersion` and `OSError`.
+    If there is no log, makes a new one after `create_at`; if `create_at` is None, raises `rt.LogNotFound`.
+    Fills the newest segment up to `fill_bytes` if there is space. Raises `rt.Corrupt`, `rt.UnknownVersion`
+    and `OSError`.
     """
     numbers = segment_numbers(disk, directory)
     synced = _read_synced_end(disk, directory)
@@ -257,7 +258,7 @@ def recover_log(
 
 
 def segment_numbers(disk: Disk, directory: str) -> list[int]:
-    """Sorted; empty if the directory does not exist."""
+    """The numbers of the segments, sorted; empty if the directory does not exist."""
     try:
         names = disk.list_directory(directory)
     except FileNotFoundError:

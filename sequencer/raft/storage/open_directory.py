@@ -3,8 +3,8 @@
 Invariant (rules 3, 6 and 7 of docs/raft.md): a disk that may have voted or acknowledged, and has lost any of
 it, does not start. It must be wiped, and rejoins as a new disk.
 
-An epoch starts here. The rename of its first snapshot is the only decisive step: before it the disk is in the
-old epoch with everything of its own; after it every opening continues from any point.
+An epoch starts here. The rename of its first snapshot is the only decisive step. Before the rename the disk
+is in the old epoch, with all its data. After the rename every opening continues from any point.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def open_directory(
 
 
 def joined_identity(identity: DiskIdentity, state: ClusterState) -> DiskIdentity:
-    """With the place where `state` admitted this disk, if it did.
+    """Return `identity` with the position at which `state` admitted this disk, if it did.
 
-    A disk that was removed and joined again keeps its second join: an older snapshot has the first one.
+    A disk that was removed and joined again keeps its second join: an older snapshot has the first join.
     """
     claim = state.disks.get(identity.name)
     if claim is None or claim.disk != identity.disk or claim.joined.index < identity.joined.index:
@@ -117,7 +117,9 @@ def joined_identity(identity: DiskIdentity, state: ClusterState) -> DiskIdentity
 
 
 def _later_epoch(identity: DiskIdentity, snapshots: SnapshotStore) -> int | None:
-    """The epoch that this disk must continue in: the newest snapshot is of it, the rest is not yet."""
+    """The later epoch in which this disk must continue: the newest snapshot is of this epoch, the other files
+    are not yet.
+    """
     newest = snapshots.newest
     if newest is None or newest.cluster != identity.cluster or not is_later(identity.epoch, newest.epoch):
         return None
@@ -129,8 +131,8 @@ def _start_epoch(
 ) -> None:
     """Continue in the epoch of the newest snapshot, with an empty log.
 
-    Everything in the log belongs to the previous epoch, whatever its indices. The identity is written last:
-    if it names the epoch, the log belongs to it, too.
+    Everything in the log belongs to the previous epoch, whatever the indices are. The identity is written
+    last: if the identity names the new epoch, the log belongs to that epoch, too.
     """
     place = state.applied
     if place.term > log.term:
@@ -167,7 +169,7 @@ def _state_of(
 
 
 def _has_list(state: ClusterState, log: DurableLog) -> bool:
-    """Whether there was a change of the members. Then the list is in the log or in the snapshot."""
+    """Whether the members were changed. If so, their list is in the log or in the snapshot."""
     if state.members is not None:
         return True
     return any(decode_members(entry.content) is not None for entry in log.entries(log.base.index + 1))
@@ -221,7 +223,9 @@ def _open_log(
 
 
 def _connect(log: DurableLog, state: ClusterState, directory: str) -> None:
-    """Restart the log after the snapshot if it ends before it or has another term there."""
+    """Restart the log after the snapshot if the log ends before the snapshot's last entry or has another term
+    there.
+    """
     place = state.applied
     if log.base.index > place.index:
         got, expected = f"entry {log.base.index + 1}", f"entry {place.index + 1} or earlier"

@@ -3,7 +3,7 @@
 Invariants:
 - `prepare` may run on another thread: it changes only the spare's own file, and sets `file` as its last step.
 - A spare contains only zeros, written and synced into a new file, so no bytes of an old segment can appear.
-- It gets a segment's name only after its header. Until then recovery removes it.
+- A spare gets a segment's name only after it has a header. Until then recovery removes it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SpareSegment:
                 try:
                     self._disk.sync_directory(self._directory)
                 except OSError as error:
-                    # It already has its name, so this cannot be tried again like a full disk.
+                    # The file already has its new name, so this cannot be retried as after a full disk.
                     raise OSError(errno.EIO, f"syncing the directory: {error.strerror}") from error
         except BaseException:
             self.drop()
@@ -94,7 +94,7 @@ class SpareSegment:
             file.sync()
         except BaseException:
             file.close()
-            with contextlib.suppress(OSError):  # On a full disk it would use the last free bytes.
+            with contextlib.suppress(OSError):  # On a full disk the file would use the last free bytes.
                 self._disk.remove(self._path)
             raise
         return file

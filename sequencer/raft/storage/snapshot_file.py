@@ -1,4 +1,4 @@
-"""The files of snapshots: written under a temporary name, and read. `snapshots` knows which one counts."""
+"""The files of snapshots: written under a temporary name, and read. `snapshots` knows which one is used."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CALL_BYTES_MAX: Final = 1 << 30
 
 
 class PendingSnapshot:
-    """A snapshot that does not count yet: header, then what was appended. Raises `OSError`.
+    """A snapshot that is not used yet: the header, then the appended content. Raises `OSError`.
 
-    Ends with `on_named` after the caller renamed it, or with `discard`.
+    Ends with `on_named` after the caller renamed the file, or with `discard`.
     """
 
     def __init__(self, disk: Disk, path: str, meta: SnapshotMeta) -> None:
@@ -99,7 +99,7 @@ class SnapshotReader:
 
 @contextlib.contextmanager
 def synced() -> Iterator[None]:
-    """Make every error of a sync final: not even a full disk may be tried again."""
+    """Make every error of a sync final: a sync may not be retried, even after a full disk."""
     try:
         yield
     except OSError as error:

@@ -45,10 +45,11 @@ class SnapshotReceiver:
         return self._pending.size
 
     def write(self, offset: int, data: Buffer) -> int:
-        """Write the part of `data`, at `offset` of the content, that comes next. Returns `received`.
+        """Write the part of `data` that comes next; `data` is at `offset` of the content. Return `received`.
 
-        Ignores bytes that are already here, or that would leave a hole. `rt.FormatError` if it exceeds the
-        end: then nothing is written. `rt.StorageError` as in `SnapshotStore.write` ends the transfer.
+        Ignores bytes that were already received, or that would leave a hole. `rt.FormatError` if `data`
+        exceeds the end of the content: then nothing is written. `rt.StorageError` as in `SnapshotStore.write`
+        ends the transfer.
         """
         with self._lock:
             self._require_live()
@@ -70,10 +71,10 @@ class SnapshotReceiver:
     def finish(self, decode: Callable[[bytes], T]) -> T:
         """Make it the newest snapshot. Returns when it is durable and the older one is removed.
 
-        `decode` gets the content before it counts, and may raise; its result is returned. If the node made a
-        newer snapshot in the meantime, that one stays. `ValueError` if it is incomplete. `rt.FormatError` for
-        a wrong digest, `rt.StorageError` as in `SnapshotStore.write`, and errors of `decode` end the transfer
-        and remove the file.
+        `decode` gets the content before the snapshot is used, and may raise; its result is returned. If the
+        node made a newer snapshot in the meantime, that newer snapshot stays. `ValueError` if the content is
+        incomplete. `rt.FormatError` for a wrong digest, `rt.StorageError` as in `SnapshotStore.write`, and
+        errors of `decode` end the transfer and remove the file.
         """
         with self._lock:
             self._require_live()
@@ -89,7 +90,9 @@ class SnapshotReceiver:
             return decoded
 
     def abandon(self) -> None:
-        """Remove what was received, if the transfer has not ended. Waits for a `finish` on another thread."""
+        """Remove the received bytes, if the transfer has not ended. Waits for a `finish` on another
+        thread.
+        """
         with self._lock:
             self._pending.discard()
 

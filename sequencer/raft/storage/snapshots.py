@@ -68,7 +68,7 @@ class SnapshotStore:
             indexes = [index for name in names if (index := parse_snapshot_name(name)) is not None]
             newest = _read_meta(disk, directory, max(indexes)) if indexes else None
             if newest is not None:
-                with synced():  # A kill may have happened between its rename and this.
+                with synced():  # The process may have been killed between the rename and this.
                     disk.sync_directory(directory)
             older = [snapshot_name(index) for index in indexes if index != max(indexes)]
             for name in [*filter(is_pending_name, names), *older]:
@@ -177,14 +177,14 @@ class SnapshotStore:
             self.newest = pending.meta
             if older is not None:
                 self._older.append(self._path(older))
-            while self._older:  # More than one if removing failed for want of space.
+            while self._older:  # More than one if a removal failed because there was no space.
                 self._disk.remove(self._older[-1])
                 self._older.pop()
         return pending.meta
 
     @contextlib.contextmanager
     def _changing(self, path: str, doing: str) -> Iterator[None]:
-        """Convert storage errors. After a final one nothing more is written."""
+        """Convert storage errors. After a final error nothing more is written."""
         try:
             with storage_errors(path, doing):
                 yield

@@ -23,8 +23,9 @@
     a boolean is 1 or 0; the entries of APPEND_ENTRIES have the indices after prev
 
 Invariants:
-- What `decode` returns is within every limit of `model.messages`. Any other bytes raise `rt.FormatError`.
-- Neither direction uses more memory than a small multiple of the bytes that it gets.
+- A message that `decode` returns is within every limit of `model.messages`. Any other bytes raise
+  `rt.FormatError`.
+- Neither direction uses more memory than a small multiple of its input bytes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ from sequencer.raft.transport.frames import (
 def encode(message: Message | Hello, epoch: int, version: int = HELLO_VERSION) -> list[bytes]:
     """The frame of a message, as pieces to be sent in order. Contents are not copied.
 
-    `version`: what both sides use. The caller must keep the limits: AssertionError or struct.error otherwise.
+    `version`: the protocol version that both sides use. The caller must keep the limits: AssertionError or
+    struct.error otherwise.
     """
     if isinstance(message, AppendEntries):
         return _encode_append_entries(message, epoch, version)
@@ -111,7 +113,7 @@ class FrameEncoder:
         self._latest: tuple[Message, int, list[bytes], int] | None = None
 
     def encode(self, message: Message, version: int) -> tuple[list[bytes], int]:
-        """See `encode`; with the size in bytes."""
+        """Like `encode`, with the size in bytes."""
         latest = self._latest
         if latest is None or latest[0] is not message or latest[1] != version:
             buffers = encode(message, self.epoch, version)
@@ -125,7 +127,7 @@ class FrameEncoder:
 def decode(kind: int, body: Buffer) -> Message | Hello:
     """Decode the body of a frame that is not a ping. The result does not refer to `body`.
 
-    `rt.FormatError` for anything that `encode` does not make of a message within the limits.
+    `rt.FormatError` for any body that `encode` does not produce from a message within the limits.
     """
     if kind not in _FIELDS and kind != FrameKind.APPEND_ENTRIES:
         raise FormatError("unknown kind of message", got=kind)
@@ -228,7 +230,8 @@ def _decode_append_entries(
     return AppendEntries(term, prev, commit, applied, chain, entries, is_asking)
 
 
-# The fields of the other messages: each reader takes its values. `rt.FormatError` for invalid ones.
+# The readers of the fields of the other messages. Each reader takes its values, and raises `rt.FormatError`
+# for invalid ones.
 
 _Values: TypeAlias = Iterator[Any]
 
@@ -286,7 +289,9 @@ _FIELDS: Final[Mapping[int, tuple[Callable[..., Any], ...]]] = {
     FrameKind.FETCH_STATE_CHUNK: (FetchStateChunk, _place, _offset, next, _offset),
     FrameKind.MEMBER_LIST: (MemberList, _number, _flag),
 }
-"""The class of each message, and the readers of its fields. What follows the fixed part is the last field."""
+"""The class of each message, and the readers of its fields. The bytes after the fixed part are the last
+field.
+"""
 _KINDS: Final = {make: FrameKind(kind) for kind, (make, *_) in _FIELDS.items()}
 _WIDTHS: Final = {
     kind: [int(size) for size in re.findall(r"(\d+)s", layout.format)]

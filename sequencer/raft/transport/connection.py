@@ -56,7 +56,7 @@ class ConnectionPhase(Enum):
 class RaftConnection:
     """A connection that is being established, or up. One thread uses it; the caller polls `fd`.
 
-    The kernel gives up on bytes that the peer does not acknowledge for `silence_s`.
+    The kernel ends the connection if the peer does not acknowledge bytes for `silence_s`.
     """
 
     hello: Hello | None = None
@@ -130,7 +130,7 @@ class RaftConnection:
         self._sock.close()
 
     def connected(self) -> None:
-        """The connect has ended. Raises `PeerLost` if it failed."""
+        """Record that the connect has ended. Raises `PeerLost` if it failed."""
         if error := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise PeerLost("connect", OSError(error, "cannot connect"))
         self.phase = ConnectionPhase.HANDSHAKE
@@ -183,7 +183,7 @@ class RaftConnection:
         self.stuck_bytes += len(frame)
 
     def flush(self) -> bool:
-        """Allow `write` to send what is queued. Returns False if nothing is."""
+        """Allow `write` to send the queued frames. Return False if there are none."""
         if not self._queued:
             return False
         self._flushed.extend(self._queued)
@@ -193,7 +193,7 @@ class RaftConnection:
         return True
 
     def write(self, now_s: float) -> None:
-        """Send what was flushed until the kernel accepts no more, at most a burst."""
+        """Send flushed bytes until the kernel accepts no more, at most a burst."""
         burst = BURST_BYTES
         while burst > 0 and self.stuck_bytes:
             if not self._piece:
@@ -240,9 +240,9 @@ class RaftConnection:
     def _fill(self) -> int:
         """Read until nothing is left or the buffer is full. Returns the number of bytes.
 
-        A read returns at most one TLS record. If it leaves room, TLS holds nothing back: then the kernel is
-        asked whether it has more, which is cheaper than a failing read. If the connection ended after some
-        bytes, a later call raises it.
+        A read returns at most one TLS record. If the record leaves room in the buffer, TLS holds back no
+        bytes. Then the kernel is asked whether it has more, which is cheaper than a failing read. If the
+        connection ended after some bytes, a later call raises the error.
         """
         if self._ended is not None:
             raise self._ended
@@ -332,7 +332,7 @@ class MeshTiming(Struct, frozen=True):
     def check(self, connection: RaftConnection, now_s: float, *, is_read: bool) -> None:
         """Raise `PeerLost` if the connection, which is due, must end.
 
-        `is_read`: everything that has arrived was read.
+        `is_read`: whether all bytes that have arrived were read.
         """
         if connection.is_refused:
             raise PeerLost("refused")
@@ -345,9 +345,10 @@ class MeshTiming(Struct, frozen=True):
 
 
 def one_too_many(connections: Iterable[RaftConnection], most: int) -> RaftConnection | None:
-    """If `most` accepted connections are not up: the oldest one of the host that has most of them.
+    """If at least `most` accepted connections are not up, return the oldest of them from the host with the
+    most of them.
 
-    So a host that only holds connections does not keep others out.
+    So a host that only holds connections does not keep other hosts out.
     """
     waiting = [one for one in connections if one.phase is not ConnectionPhase.UP and not one.dialled]
     if len(waiting) < most:

@@ -1,4 +1,6 @@
-"""Descriptors that are polled with the connections of the mesh: those of other owners, and that of `wake`."""
+"""Descriptors that are polled with the connections of the mesh: descriptors of other owners, and the
+descriptor of `wake`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class DescriptorWatch:
         return self._watched[fd]
 
     def watch(self, fd: int, events: int, on_ready: Callable[[int], None] = lambda _: None) -> None:
-        """Call `on_ready` with the events of epoll whenever some of `events` are due; no events: no more."""
+        """Call `on_ready` with the events of epoll whenever some of `events` occur. If `events` is 0, stop
+        watching `fd`.
+        """
         if self._is_closed:
             return
         if not events:

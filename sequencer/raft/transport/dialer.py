@@ -45,7 +45,7 @@ def start_connect(target: DialTarget) -> socket.socket:
 class Dialer:
     """The attempts to reach one member. One thread uses it; `wake` is called from others.
 
-    An attempt, or its connection, lasts from `target` returning an address until `on_ended`.
+    An attempt, or its connection, starts when `target` returns an address, and lasts until `on_ended`.
     """
 
     due_s: float
@@ -81,10 +81,10 @@ class Dialer:
         return targets[self._turn % len(targets)] if targets else None
 
     def on_ended(self, now_s: float, lasted_s: float | None) -> None:
-        """The attempt failed (None), or its connection ended after `lasted_s`.
+        """Record that the attempt failed (`lasted_s` is None), or that its connection ended after `lasted_s`.
 
-        A connection shorter than the longest pause is no success: a member that drops connections at once is
-        not dialled twenty times a second.
+        A connection shorter than the longest pause does not count as a success: a member that drops
+        connections at once must not be dialled twenty times a second.
         """
         if lasted_s is None:
             self.failures += 1
@@ -97,7 +97,7 @@ class Dialer:
         self._pause_s = min(2 * self._pause_s, self._pause_s_max)
 
     def postpone(self, now_s: float) -> None:
-        """The member is connected otherwise."""
+        """Delay the next attempt, because the member is connected by another connection."""
         self.due_s = now_s + self._pause_s_max
 
     def retry_now(self, now_s: float) -> None:
@@ -138,7 +138,7 @@ class Dialers:
     """The attempts to reach several members. One thread uses them; `wake` is called from others."""
 
     is_resolved = False
-    """A look-up has ended since the last `connect`."""
+    """Whether a look-up has ended since the last `connect`."""
 
     def __init__(
         self,

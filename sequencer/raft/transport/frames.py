@@ -8,10 +8,10 @@
              6      2  0
              8      8  epoch
 
-A hello is always a frame of version 1, and says which versions its sender knows. Every other frame has the
-latest version that both sides know.
+A hello is always a frame of version 1, and contains the versions that its sender knows. Every other frame has
+the latest version that both sides know.
 
-Invariant: what `decode_header` returns is within the limits of its kind.
+Invariant: a header that `decode_header` returns is within the limits of its kind.
 """
 
 from __future__ import annotations
@@ -121,10 +121,11 @@ def ping(epoch: int, version: int = HELLO_VERSION) -> bytes:
 
 
 def decode_header(data: Buffer, offset: int = 0, expected_version: int = HELLO_VERSION) -> Header:
-    """Decode the header at `offset`, of which all bytes are there.
+    """Decode the header at `offset`. All its bytes must be there.
 
-    `rt.FormatError` if it is malformed, of an unknown kind, or longer than its kind may be, before memory is
-    allocated for the body; `rt.UnknownVersion`.
+    `rt.FormatError` if it is malformed, if its kind is unknown, or if the body is longer than its kind
+    allows; this is raised before memory is allocated for the body. `rt.UnknownVersion` for another version
+    than expected.
     """
     length, kind, version, zero, epoch = _HEADER.unpack_from(data, offset)
     if version != expected_version:

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 _BACKLOG: Final = 64
 _PAUSE_S: Final = 1.0
-"""How long not to accept after the process ran out of files: the listener would always be ready."""
+"""Pause of accepting after the process ran out of files. Without it the listener would always be ready."""
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger("sequencer.raft")
 
 
 class RaftListener:
-    """Accepts connections. The constructor binds; `start` listens, and has `epoll` report connections."""
+    """Accepts connections. The constructor binds; `start` listens, and makes `epoll` report connections."""
 
     due_s = math.inf
     """When to call `resume`, by the caller's clock."""

@@ -7,7 +7,7 @@ Invariants:
 - A peer has a certificate of this stream for a node that is a member.
 - At most one connection with a peer is up. Its end is reported before the next one starts, and no message of
   an ended connection is delivered.
-- Memory is bounded whatever a peer does. Only `poll` waits.
+- Memory is bounded, even if a peer is hostile. Only `poll` waits.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class TlsMesh:
         self._due_s = 0.0
 
     def set_members(self, members: Mapping[str, str], notice: Message | None) -> None:
-        """See `Network`. `poll` reports the ends."""
+        """See `Network`. `poll` reports the ends of connections."""
         self._members.notice = notice
         if self._is_closed or members == self._members.addresses:
             return
@@ -165,7 +165,7 @@ class TlsMesh:
         return True
 
     def flush(self) -> None:
-        """See `Network`. What the kernel does not accept now is sent in later polls."""
+        """See `Network`. Bytes that the kernel does not accept now are sent in later polls."""
         if not self._unflushed:
             return
         self._frames.forget()
@@ -187,7 +187,7 @@ class TlsMesh:
         events = self._epoll.poll(self._wait_s(timeout_s))
         now_s = time.monotonic()
         self._receiver.on_awake()
-        # Before any callback: a new connection may get the descriptor of a closed one.
+        # This is done before any callback, because a new connection may get the descriptor of a closed one.
         ready = dict.fromkeys(self._undrained)
         calls: list[Callable[[], None]] = []
         for fd, event in events:
@@ -368,9 +368,9 @@ class TlsMesh:
         return max(0.0, min(timeout_s, self._due_s - time.monotonic()))
 
     def _find_due_s(self) -> float:
-        """When `_run_timers` has something to do at the earliest, so that not every round checks.
+        """The earliest time at which `_run_timers` has something to do, so that not every round checks.
 
-        Valid until `_due_s` is set to 0 because something earlier was added. Messages only make timers later.
+        Valid until `_due_s` is set to 0 because an earlier timer was added. Messages only make timers later.
         """
         due_s = min(self._contexts.due_s, self._listener.due_s, self._dialers.due_s)
         return min(due_s, min(map(self._timing.due_of, self._connections.values()), default=due_s))

@@ -101,7 +101,8 @@ class TlsContexts:
             self._loading.join()
 
     def _load(self) -> LoadedTls:
-        # The credentials first: contexts that are newer than these only cause one more reload.
+        # Load the credentials first. If the contexts are newer than the credentials, this only causes one
+        # more reload.
         return LoadedTls(self._tls.load(), self._tls.ssl_server_context(), self._tls.ssl_client_context())
 
     def _reload(self) -> None:
@@ -122,7 +123,9 @@ class TlsContexts:
 
 
 class MeshMembers:
-    """The members that a node talks to, and those of them that it dials: by default the lesser names."""
+    """The members that a node talks to, and the members that it dials: by default only members with lesser
+    names.
+    """
 
     notice: Message | None = None
     """The last message to a node that is no member. None: it gets nothing."""
@@ -139,7 +142,9 @@ class MeshMembers:
         return {peer: address for peer, address in others if is_all or peer < self._name}
 
     def replace(self, addresses: Mapping[str, str]) -> set[str]:
-        """Returns the members whose connections must end: they are no members now, or have moved."""
+        """Replace the members. Return the members whose connections must end, because they are no members now
+        or have moved.
+        """
         before, self.addresses = self.addresses, dict(addresses)
         return {
             peer
@@ -148,7 +153,9 @@ class MeshMembers:
         }
 
     def check(self, identity: Identity, own: Identity, *, dialled: str | None) -> PeerRejected | None:
-        """See `check_peer`. Returns the reason instead if the peer gets the notice: it only is no member."""
+        """Like `check_peer`, but return the rejection if the peer gets the notice. The peer gets it if the
+        only problem is that it is no member.
+        """
         try:
             check_peer(identity, own=own, members=self.addresses, dialled=dialled)
         except PeerRejected as refused:
@@ -184,7 +191,7 @@ def check_own(identity: Identity, name: str, members: Mapping[str, str]) -> None
 def check_peer(identity: Identity, *, own: Identity, members: Collection[str], dialled: str | None) -> None:
     """Raise `PeerRejected` unless `own` may talk to `identity` on such a connection. Pure.
 
-    Of each pair the member with the greater name dials, so that there is one connection.
+    In each pair of members, the member with the greater name dials, so that there is one connection.
     """
     if identity.stream != own.stream:
         raise PeerRejected("stream", f"{identity.uri}, expected one of {own.stream}")

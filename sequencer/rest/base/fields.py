@@ -1,7 +1,7 @@
 """Query parameters and fields of bodies: their kinds, and how they are parsed. Pure.
 
-Invariant: an unknown, duplicate, malformed or missing one is an error that names it. Nothing is ignored or
-guessed. msgspec checks each value and makes its schema; it would accept a duplicate name.
+Invariant: an unknown, duplicate, malformed or missing parameter or field is an error that names it. Nothing
+is ignored or guessed. msgspec checks each value and makes its schema, but would accept a duplicate name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rt.units import parse_rfc3339, parse_size
 from sequencer.rest.base.errors import BadRequest
 
 BODY_BYTES_MAX: Final = 2**14
-"""Ten times what the longest body needs."""
+"""Ten times the size of the longest body."""
 POSITION_MAX: Final = 2**63 - 1
 LIMIT_MAX: Final = 100_000
 _NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -62,14 +62,14 @@ class Field(Struct, frozen=True):
     kind: Any
     """The type of its JSON value."""
     expected: str
-    """What errors say about it."""
+    """How errors describe the expected value."""
     is_required: bool = False
     read: Callable[[Any], Any] | None = None
-    """From the JSON value to the value; raises `ValueError`. None: they are the same."""
+    """Converts the JSON value to the value; raises `ValueError`. None: both are the same."""
 
     @property
     def schema(self) -> Schema:
-        """Without the description."""
+        """The schema of the JSON value, without the description."""
         return msgspec.json.schema(self.kind)
 
     def parse(self, value: Any) -> Any:
@@ -80,7 +80,7 @@ class Field(Struct, frozen=True):
         return found if self.read is None else self.read(found)
 
     def parse_text(self, text: str) -> Any:
-        """The same, from a text in a query."""
+        """Like `parse`, for a text in a query."""
         try:
             return self.parse(text)
         except msgspec.ValidationError:
@@ -220,7 +220,7 @@ def address_of(field: str, description: str) -> Field:
 
 
 def hold_of(field: str, description: str) -> Field:
-    """The name of a hold: a subscriber's name, or that, "~" and a suffix."""
+    """The name of a hold: a subscriber's name, or a subscriber's name followed by "~" and a suffix."""
     text: Any = Annotated[str, Meta(pattern=f"^{_NAME}(~{_NAME})?$", max_length=SESSION_NAME_BYTES_MAX)]
     return Field(field, description, text, "the name of a hold", True, check_hold_name)
 

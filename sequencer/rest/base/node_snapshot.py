@@ -48,7 +48,7 @@ class ClientConnection(Struct, frozen=True):
     merged: int = 0
     """Pushes: one past the last number merged."""
     is_of_merged: bool = True
-    """Pulls: of the merged log, not of a session's copy."""
+    """Pulls: whether the merged log is pulled, not a session's copy."""
     lag_ns: int = 0
     """Data has waited at least this long to be merged or pulled. 0: nothing waits."""
     incarnation: bytes = b""
@@ -56,13 +56,17 @@ class ClientConnection(Struct, frozen=True):
     session_id: int | None = None
     """Pulls of a session's copy: its id."""
     silent_s: float = 0.0
-    """Pushes: for how long nothing came while this node waited for a message; when it ended, if it has."""
+    """Pushes: for how long nothing arrived while this node waited for a message. If the connection has ended:
+    at its end.
+    """
     waiting_bytes: int = 0
-    """Pushes: on the publisher's disk and not synced here, as the push last said ..."""
+    """Pushes: bytes that are on the publisher's disk and not synced here, as the push last reported."""
     stalled_s: float = 0.0
-    """... and for how long none of them was, then."""
+    """Pushes: for how long none of the `waiting_bytes` had been synced at that time."""
     unmerged_s: float = 0.0
-    """Pushes: for how long nothing of it was merged that was durable here, while others were."""
+    """Pushes: for how long no message of the session that was durable here was merged, while messages of
+    other sessions were merged.
+    """
 
 
 class TrimCounter(Struct, frozen=True):
@@ -93,9 +97,13 @@ class DamageCounter(Struct, frozen=True):
     found: int = 0
     repaired: int = 0
     last: str = ""
-    """Path and offset of the last corrupt bytes, or the directory that was set aside because of some."""
+    """Path and offset of the last corrupt bytes, or the directory that was set aside because of corrupt
+    bytes.
+    """
     last_ns: int = 0
-    """When they were found, also by an earlier process if it set a directory aside; 0: none are known."""
+    """When the last corrupt bytes were found; 0: none are known. An earlier process may have found them, if
+    it set a directory aside.
+    """
 
 
 class LeaseCounter(Struct, frozen=True):
@@ -127,7 +135,7 @@ class Counts(Struct, frozen=True):
     push_streams: int = 0
     pull_streams: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By where (push, pull, grpc, rest, health) and by the error's class."""
+    """By interface (push, pull, grpc, rest, health) and by the error's class."""
     requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Answers by port (rest, health) and HTTP status."""
     syncs: Histogram = field(default_factory=Histogram)
@@ -138,7 +146,7 @@ class Counts(Struct, frozen=True):
     """When the node's certificate expires, seconds since 1970; 0: it has none."""
     trims: TrimCounter = field(default_factory=TrimCounter)
     refused_holds: Mapping[str, str] = field(default_factory=dict)
-    """Name of a subscriber of this node: why its hold was refused."""
+    """Why holds were refused, by name of the subscriber; only subscribers of this node."""
     leases: LeaseCounter = field(default_factory=LeaseCounter)
     damage: DamageCounter = DamageCounter()
     overtaken: int = 0
@@ -150,7 +158,7 @@ class MergeStatus(Struct, frozen=True):
     position: int
     durable_position: int
     is_behind_gap: bool = False
-    """The merger copies the bytes before its next instruction from another node."""
+    """Whether the merger copies the bytes before its next instruction from another node."""
     damage: str = ""
     """Why the merged log cannot be opened before it is repaired."""
     waits_for: str = ""
@@ -184,7 +192,7 @@ class SilentPublisher(NamedTuple):
 
     session: str
     silent_s: float
-    """As far as this node knows: it counts from its start."""
+    """As far as this node knows: silence is counted from the start of the node."""
     limit_s: float
 
 
@@ -197,7 +205,7 @@ class NodeSnapshot(Struct, frozen=True):
     """As the control process last reported; never changed in place."""
     is_control_up: bool = True
     control_silent_s: float = 0.0
-    """Since the control process last reported, connected or not."""
+    """Seconds since the last report of the control process, connected or not."""
     applied_index: int = 0
     state: SequencerState | None = None
     """A copy; None before the first snapshot."""
@@ -287,7 +295,9 @@ class RetainedSize:
 
 
 def defects(node: NodeSnapshot) -> list[str]:
-    """Why this node must be restarted if it stays so; empty: it works. The texts are public: no paths."""
+    """Why this node must be restarted if its condition does not change; empty: it works. The texts are
+    public: no paths.
+    """
     merging = node.merging
     hung = f"control-hung: the control process has not answered for {node.control_silent_s:.0f} s."
     reasons: list[tuple[bool, str]] = [

@@ -173,7 +173,9 @@ def _place(busy: Counter[str], identity: Identity | None) -> Iterator[None]:
 
 
 def check_role(found: RestEndpoint | Action, identity: Identity | None) -> None:
-    """Raises `rt.CertificateError` unless the role may use the path. None: the path must be public."""
+    """Raises `rt.CertificateError` unless the role may use the path. If `identity` is None, the path must be
+    public.
+    """
     if identity is None:
         assert isinstance(found, RestEndpoint), found.path
         assert found.is_public, found.path

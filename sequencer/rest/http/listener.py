@@ -61,7 +61,7 @@ class HttpListener:
 
     @property
     def port(self) -> int:
-        """0 while the port could not be opened."""
+        """The port; 0 while it could not be opened."""
         return 0 if self._socket is None else int(self._socket.getsockname()[1])
 
     @property

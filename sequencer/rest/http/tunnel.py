@@ -35,14 +35,16 @@ TUNNEL_ROLES: Final[dict[str, tuple[Role, ...]]] = {REST_METHOD: ROLES}
 
 
 class Tunnel:
-    """Serves `Rest.Call` with the dispatcher that `answering` returns; None while the node starts."""
+    """Serves `Rest.Call` with the dispatcher that `answering` returns. `answering` returns None while the
+    node starts.
+    """
 
     def __init__(
         self, answering: Callable[[], Dispatcher | None], *, identify: Callable[[], Identity] = caller
     ) -> None:
         self._answering, self._identify = answering, identify
         self.places: Final = StreamCaps(REQUESTS_PER_IDENTITY_MAX)
-        """Running calls, and those whose reply is not sent yet."""
+        """Running calls, and calls whose reply is not sent yet."""
 
     def register(self, server: grpc.aio.Server) -> None:
         _, service, method = REST_METHOD.split("/")
@@ -52,7 +54,7 @@ class Tunnel:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     async def call(self, data: bytes, context: Context) -> bytes:
-        """Answer one request; messages are serialized."""
+        """Answer one request; request and reply are serialized messages."""
         request = _decode(data)
         identity = self._identify()
         answering = self._answering()

@@ -83,9 +83,10 @@ class RaisedFeatureLevel(Answer):
 
 
 async def raise_feature_level(acting: ActionContext) -> Response:
-    """Checked here first: a member of an rt without feature levels could not read the request.
+    """The request is checked here first, because a member whose rt has no feature levels could not read it.
 
-    A request for the level that the cluster has is done already: an operator repeats one without an answer.
+    A request for the current level of the cluster is already done. An operator may repeat a request that got
+    no answer.
     """
     node, level = acting.snapshot(), acting.body["level"]
     if level == joined(node).feature_level:

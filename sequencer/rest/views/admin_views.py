@@ -1,4 +1,4 @@
-"""What operators manage: configuration, holds, leases, resets.
+"""The objects that operators manage: configuration, holds, leases, resets.
 
 Pure. Made from the replicated state, except `setByNode` (this node's settings) and resets.
 """

@@ -48,12 +48,14 @@ CLOCK_SKEW_S: Final = 1.0
 RESET_S: Final = 30.0
 """A control process that is away for longer is down, not in a reset."""
 DAMAGE_S: Final = 24 * 3600
-"""How long damage is reported after it was found: a dying disk is replaced before it takes more."""
+"""How long corruption is reported after it was found, so that a dying disk is replaced before it corrupts
+more.
+"""
 SOON_PERCENT: Final = 80
 """A segment is due soon when it has used this share of a retention limit."""
 
 TOLD_MAX: Final = 5
-"""Publishers of one certificate that alarms name."""
+"""Maximum number of publishers of one certificate that alarms name."""
 
 
 class Alarm(Answer):
@@ -204,7 +206,7 @@ def _of_replicas(node: NodeSnapshot) -> Iterator[Alarm]:
 
 
 def _of_damage(node: NodeSnapshot) -> Iterator[Alarm]:
-    """Damage of the last day; corrupt merged segments, critical if no other node has good bytes."""
+    """Corruption found in the last day; corrupt merged segments, critical if no other node has good bytes."""
     damage = node.counts.damage
     if damage.last_ns and node.now_ns - damage.last_ns < DAMAGE_S * NS_PER_S:
         text = (
@@ -297,7 +299,9 @@ def _of_holds(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
 
 
 def due_segments(node: NodeSnapshot, state: SequencerState) -> list[MergedSegment]:
-    """The segments that age or size would trim if there were no holds; by this node's clock."""
+    """The segments that the age limit or the size limit would trim if there were no holds; by this node's
+    clock.
+    """
     configuration = state.configuration
     kept = [one for one in state.segments if not one.is_trimmed]
     size = state.merged.offset if state.merged.segment is not None else 0
@@ -340,7 +344,7 @@ def _is_due_soon(node: NodeSnapshot, state: SequencerState, oldest: MergedSegmen
 
 
 def _duration(seconds: float) -> str:
-    """In the largest unit of which there are two or more."""
+    """The duration in the largest unit of which it has two or more."""
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -350,8 +354,8 @@ def _duration(seconds: float) -> str:
 def silence_texts(node: NodeSnapshot) -> Iterator[str]:
     """Publishers that are silent for longer than they promised (`max_silence`), and the next steps.
 
-    The text is the same on every node, so that `rt status` shows it once. How long it has been is in
-    /sessions. One certificate cannot hide the publishers of others behind many of its own.
+    The text is the same on every node, so that `rt status` shows it once. The duration of the silence is in
+    /sessions. A certificate with many silent publishers cannot hide the publishers of other certificates.
     """
     if not node.silent:
         return

@@ -1,11 +1,11 @@
 """Sessions, dedup ids and connected clients. Pure.
 
-Sessions come from the replicated state, so all nodes answer the same, except `isConnected` and
-`silentSeconds`. Clients are those of this node; `ClusterClients` are those of all nodes, as these report them
-to each other.
+Sessions come from the replicated state, so all nodes give the same answer, except `isConnected` and
+`silentSeconds`. Clients are those of this node; `ClusterClients` are those of all nodes, as the nodes report
+them to each other.
 
-Invariant: what a node reported is shown only while it reports. A node that is silent or unreachable is named
-instead: its clients may be connected to it or not.
+Invariant: the report of a node is shown only while the node reports. A node that is silent or unreachable is
+named instead: its clients may or may not be connected to it.
 """
 
 from __future__ import annotations

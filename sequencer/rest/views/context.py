@@ -27,7 +27,7 @@ class RequestContext(Struct, frozen=True):
 
 class Response(Struct, frozen=True):
     body: object
-    """Text, or what is encoded as JSON: an `Answer` or a list of them."""
+    """Text, or a value that is encoded as JSON: an `Answer` or a list of them."""
     status: int = 200
 
 
@@ -82,4 +82,4 @@ class Action(Struct, frozen=True):
     answer: Any
     """The type of the response's body."""
     status: int = 200
-    """Of a successful response."""
+    """The status of a successful response."""

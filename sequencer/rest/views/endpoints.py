@@ -71,9 +71,9 @@ class RestEndpoint(Struct, frozen=True):
     parameters: tuple[Field, ...] = ()
     content_type: str = JSON
     may_be_503: bool = False
-    """The 503 response has the same type; otherwise it is an error."""
+    """Whether the 503 response has the same type; otherwise it is an error."""
     is_public: bool = False
-    """Also on the port without certificates."""
+    """Whether the path is also on the port without certificates."""
     may_be_large: bool = False
     """The view runs in the thread pool, not in the event loop."""
     policy: str = ""

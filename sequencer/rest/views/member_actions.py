@@ -1,4 +1,4 @@
-"""The actions that change the members of the cluster, and what `/status` says of them."""
+"""The actions that change the members of the cluster, and the notes about the members in `/status`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def _report(request: MemberRequest) -> MemberChangeReport:
 
 
 def _check_level(acting: ActionContext) -> None:
-    """Checked here first: a member of an older rt could not read the request, and would stop."""
+    """Check the feature level here first: a member of an older rt could not read the request, and would
+    stop.
+    """
     why = why_not_permitted(joined(acting.snapshot()).feature_level)
     if why:
         raise Conflict(why, hint="Nothing was changed.")
@@ -105,7 +107,9 @@ def _check_known(acting: ActionContext, name: str) -> None:
 
 
 def _check_new(acting: ActionContext, name: str, address: str) -> None:
-    """A learner that a cancelled change left is a member already, and may be continued."""
+    """Check that the member is new. A learner that remains from a cancelled change is a member already, and
+    may be continued.
+    """
     for one in acting.snapshot().standing.nodes:
         if one.name == name and not (one.is_learner and one.raft_address == address):
             raise Conflict("it is a member already", got=name, hint="`rt member list` shows the members.")

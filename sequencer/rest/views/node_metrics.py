@@ -26,7 +26,7 @@ from sequencer.state.state import SequencerState
 
 _SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 _STEPS: Final = [step for step in PHASES if step not in {DATA_HUNG, UNREACHABLE}]
-"""Such a node exports nothing."""
+"""The phases that are exported. A node in one of the other phases exports nothing."""
 
 
 def metrics(asked: RequestContext) -> Response:

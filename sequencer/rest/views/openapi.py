@@ -174,7 +174,9 @@ def _section(
 
 
 def _fields(schema: Schema, records: Mapping[str, Schema], path: str = "") -> Iterator[tuple[str, str]]:
-    """Path and description of each field of a response. `records`: what the schema refers to, by name."""
+    """Path and description of each field of a response. `records`: the records that the schema refers to, by
+    name.
+    """
     if "$ref" in schema:
         schema = records[schema["$ref"].rpartition("/")[2]]
     for one in schema.get("anyOf", ()):

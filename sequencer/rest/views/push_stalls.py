@@ -22,13 +22,15 @@ StallReason: TypeAlias = Literal["silent", "waiting", "unmerged"]
 STALLED_S: Final = 10.0
 """An election or a node's restart takes a few seconds, and ends the stream."""
 TOLD_MAX: Final = 5
-"""Pushes of one certificate that an alarm names."""
+"""Maximum number of pushes of one certificate that an alarm names."""
 
 
 def stalls_of(node: NodeSnapshot) -> list[tuple[ClientConnection, StallReason]]:
-    """None while no leader is known: then every session waits, and that is another alarm.
+    """The stuck pushes and the reasons. Empty while no leader is known: then every session waits, and another
+    alarm reports it.
 
-    A push that only this node has lost goes on: another node is connected to it, and tells if it is stuck.
+    If only this node has lost a push, the push continues: another node is connected to it, and reports if it
+    is stuck.
     """
     if not node.standing.leader or node.state is None:
         return []
@@ -57,7 +59,9 @@ def _reason(client: ClientConnection, is_running: bool) -> StallReason | None:
 
 
 def stall_texts(stalls: Sequence[tuple[ClientConnection, StallReason]], node: NodeSnapshot) -> Iterator[str]:
-    """The problems and the next steps. One certificate cannot hide those of others behind many of its own."""
+    """The problems and the next steps. A certificate with many stuck pushes cannot hide the pushes of other
+    certificates.
+    """
     told = Counter[str]()
     for client, reason in stalls:
         name = client.identity.name
@@ -102,7 +106,7 @@ def _text(client: ClientConnection, reason: StallReason, snapshot: NodeSnapshot)
 
 
 def _missing_ids(client: ClientConnection, state: SequencerState | None) -> str:
-    """A hint for a session that may begin behind the next number of its dedup id; empty for the others."""
+    """A hint for a session that may start after the next number of its dedup id; empty for other sessions."""
     session = None if state is None or client.session is None else state.session_of(client.session)
     if state is None or session is None or session.dedup_id is None or session.consumed is not None:
         return ""

@@ -2,16 +2,16 @@
 
 Pure. Invariants:
 - A lease has one owner.
-- The token of a granted lease is greater than every token granted before, of any lease. So of two messages
-  the one with the greater token comes from the later owner.
-- If two nodes are forced to continue apart from each other, no token is granted by both.
+- The token of a granted lease is greater than every token granted before, of any lease. So if two messages
+  have different tokens, the message with the greater token comes from the later owner.
+- If two nodes are forced to continue apart from each other, they never grant the same token.
 - A lease that its owner did not release expires only after the leader saw no renewal for its duration.
 - A repeated request to acquire returns the tokens that it was granted, and renews nothing. Once one of its
-  leases was released or has expired, it grants no lease any more. A repeated renewal renews again.
+  leases was released or has expired, the request grants no more leases. A repeated renewal renews again.
 
 No command carries a time. Only the leader measures how long a lease was not renewed, with its own monotonic
-clock (`sequencer.leader.lease_expiry`). Its command names the lease's token and renewals at the time when it
-started to measure.
+clock (`sequencer.leader.lease_expiry`). Its command names the lease's token and its number of renewals when
+the measurement started.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class HeldLease(NamedTuple):
 
 
 class IdleLease(NamedTuple):
-    """A lease that was not renewed, and its number of renewals when its time started."""
+    """A lease that was not renewed, and its number of renewals when the leader started to measure its
+    time.
+    """
 
     name: str
     token: int
@@ -49,7 +51,9 @@ class IdleLease(NamedTuple):
 
 
 class AcquireLeases(Struct, frozen=True):
-    """Grant `owner` the free ones of these leases. Each lasts until it is not renewed for `duration_ms`."""
+    """Grant `owner` the leases in `names` that are free. A lease lasts until it is not renewed for
+    `duration_ms`.
+    """
 
     request: bytes
     """A random id, the same if the request is repeated."""
@@ -82,7 +86,7 @@ class ReleaseLeases(_HeldLeasesCommand, frozen=True):
 
 
 class ExpireLeases(Struct, frozen=True):
-    """End leases that the leader saw without a renewal for their duration."""
+    """End leases for which the leader saw no renewal for their duration."""
 
     leases: tuple[IdleLease, ...]
 
@@ -94,7 +98,7 @@ class ExpireLeases(Struct, frozen=True):
 
     @property
     def brief(self) -> str:
-        """Text for a log line, without up to 64 KiB of names."""
+        """Text for a log line, without the list of names, which may take 64 KiB."""
         return f"ExpireLeases(count={len(self.leases)}, first={self.leases[0].name})"
 
 
@@ -133,7 +137,7 @@ def acquire(state: SequencerState, command: AcquireLeases) -> Outcome:
 
 
 def renew(state: SequencerState, command: RenewLeases) -> Outcome:
-    """Count a renewal of each lease that is held, so that the leader measures its time from the start."""
+    """Count a renewal of each lease that is held, so that the leader starts to measure its time again."""
     held = _held(state, command)
     for name in held:
         lease = state.leases[name]
@@ -182,7 +186,9 @@ def _token_of(lease: LeaseState | None, command: AcquireLeases) -> int:
 
 
 def _free(state: SequencerState, command: AcquireLeases) -> list[str]:
-    """The leases that the command may get: none if a lease that it had was released or has expired."""
+    """The leases that the command may get: none if one of the leases that it was granted was released or has
+    expired.
+    """
     if command.request in state.released:
         return []
     return [name for name in command.names if name not in state.leases]

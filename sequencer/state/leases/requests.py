@@ -1,17 +1,17 @@
-"""Requests to the owner of a lease, from others: rows of its table, which it reads and answers.
+"""Requests from others to the owner of a lease: rows of the lease's table. The owner reads and answers them.
 
     requests<NUL><id>   posted by anybody of the group; the owner's next commit deletes it
     answers<NUL><id>    written by that commit, together with what the request changes
 
-Pure. A value is: when it was posted and until when it may be carried out, in ns, 8 bytes each; then the
-content.
+Pure. A value contains the time of the post and the time until which the request may be carried out, in ns,
+8 bytes each; then the content.
 Invariants:
 - A request is in the table once, however often it is posted, until long after its time is over.
 - The owner carries out a request and answers it in one commit: no kill loses it or repeats it.
-- Requests and answers of a table are bounded. Those whose time is over make room for others.
-- A few stay, whatever the time: a node whose clock jumped makes no other's request disappear.
+- Requests and answers of a table are bounded. When their time is over, they make room for others.
+- A few are kept even if their time is over: so a node whose clock jumped deletes no requests of others.
 
-No clock is read here: the command carries the time of the node that received it, and only decides which
+No clock is read here. The command carries the time of the node that received it. This time only decides which
 requests are forgotten.
 """
 
@@ -30,24 +30,26 @@ from sequencer.state.state import REQUEST_BYTES, SequencerState
 
 CONTENT_BYTES_MAX: Final = 8 << 10
 POSTED_MAX: Final = 512
-"""Requests and answers of one table that are not forgotten."""
+"""Maximum number of requests and answers of one table that are not forgotten."""
 POSTED_BYTES_MAX: Final = 1 << 20
 TIME_NS_MAX: Final = 3_600 * 10**9
-"""How long a request may wait for its owner."""
+"""How long a request may wait for the owner of the lease."""
 POSTED_KEPT: Final = 32
-"""So many are not forgotten at all."""
+"""Up to this number, requests and answers are never forgotten."""
 KEPT_NS: Final = 120 * 10**9
-"""How much longer it and its answer are kept: a repeated request finds them, though clocks differ."""
+"""How long a request and its answer are kept after its time is over: so a repeated request finds them, even
+if clocks differ.
+"""
 LATE_NS: Final = KEPT_NS // 4
-"""A request may be carried out so much later than its sender's clock says: that may be behind. A node that
-stood still may get a request when its answer is forgotten.
+"""How much later than its sender's clock says a request may be carried out, because that clock may be behind.
+The limit is needed because a node that stood still may get a request when its answer is forgotten.
 """
 _REQUESTS, _ANSWERS = MAILBOX
 _HEAD_BYTES: Final = 16
 
 
 class PostRequest(Struct, frozen=True):
-    """Keep a request for the owner of `lease`, whoever it is."""
+    """Keep a request for any owner of `lease`."""
 
     lease: str
     id: bytes
@@ -104,7 +106,7 @@ def post_request(state: SequencerState, command: PostRequest) -> Outcome:
 
 
 def look_up(table: LeaseTable, request: bytes) -> tuple[PostAnswer, bytes]:
-    """What became of a request, and the content of its answer."""
+    """The status of a request, and the content of its answer."""
     answer = table.rows.get(_ANSWERS + request.hex())
     if answer is not None:
         return PostAnswer.ANSWERED, answer[_HEAD_BYTES:]
@@ -130,12 +132,14 @@ def _is_full(table: LeaseTable, row: TableRow) -> bool:
 
 
 def _is_over(until_ns: int, at_ns: int) -> bool:
-    """Also if it was posted by a clock that was far ahead: it would keep its place for so long."""
+    """Whether the time is over. Also true if the clock of the post was far ahead: otherwise the row would
+    stay for that long.
+    """
     return not at_ns - KEPT_NS <= until_ns <= at_ns + 2 * TIME_NS_MAX
 
 
 def _part(command: PostRequest) -> TablePartId:
-    """As a whole commit counts."""
+    """The part id with which a request counts like a whole commit."""
     return TablePartId(command.lease, "", 0, 0, command.id, 0, is_last=True)
 
 

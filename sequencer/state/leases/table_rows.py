@@ -1,7 +1,7 @@
-"""The tables of leases in the replicated state: rows in pages, and what is staged of an open commit.
+"""The tables of leases in the replicated state: rows in pages, and the staged parts of an open commit.
 
-Pure. A row's page follows from its key. A page is encoded when a snapshot needs it, and again only after one
-of its rows changed: most rows of a large table never change.
+Pure. The key of a row determines its page. A page is encoded when a snapshot needs it, and again only after
+one of its rows changed: most rows of a large table never change.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from rt.names import lease_group
 
 PAGES: Final = 256
-"""A table of 100,000 rows has some 400 rows in each."""
+"""A table of 100,000 rows has about 400 rows in each page."""
 ROW_BYTES: Final = 128
 """Counted for each row in addition to its key and value: about what its objects take in memory."""
 MAILBOX: Final = ("requests\0", "answers\0")
-"""The keys of requests to the owner of a lease, and of its answers, begin so."""
+"""The keys of requests to the owner of a lease, and of its answers, start with these prefixes."""
 
 
 class TableRow(NamedTuple):
@@ -51,20 +51,20 @@ class EncodedPage:
 
 
 class PagedRows:
-    """Rows by key. Equal if the rows are."""
+    """Rows by key. Two objects are equal if their rows are equal."""
 
     __slots__ = ("_encoded", "_pages", "count", "mailbox", "size_bytes")
 
     def __init__(self, rows: Iterable[tuple[str, bytes]] = ()) -> None:
         self._pages: dict[int, dict[str, bytes]] = {}
-        """Those that have rows."""
+        """The pages that have rows."""
         self._encoded: dict[int, EncodedPage] = {}
-        """Those that did not change since they were given out."""
+        """The pages that were returned and did not change since."""
         self.count = 0
         self.size_bytes = 0
         """Keys, values, and `ROW_BYTES` for each row."""
         self.mailbox: dict[str, bytes] = {}
-        """The rows of `MAILBOX`, in no certain order. Derived: others are many."""
+        """The rows of `MAILBOX`, in no certain order. Derived, because there are many other rows."""
         for key, value in rows:
             self.put(key, value)
 
@@ -89,7 +89,7 @@ class PagedRows:
         return self._pages.get(_page_of(key), {}).get(key)
 
     def encoded(self, encode: Callable[[list[tuple[str, bytes]]], bytes]) -> Iterator[EncodedPage]:
-        """The pages that have rows, as `encode` makes them. Always call it with the same function."""
+        """The pages that have rows, encoded by `encode`. Must always be called with the same function."""
         for at in sorted(self._pages):
             known = self._encoded.get(at)
             if known is None:
@@ -116,7 +116,7 @@ class PagedRows:
         self._count(key, value, 1)
 
     def delete(self, key: str) -> None:
-        """Does nothing if there is no such row."""
+        """Delete a row. Do nothing if it does not exist."""
         at = _page_of(key)
         rows = self._pages.get(at)
         if rows is None or key not in rows:
@@ -128,7 +128,7 @@ class PagedRows:
             del self._pages[at]
 
     def clear(self, prefixes: tuple[str, ...]) -> None:
-        """Delete all rows whose keys start with one of `prefixes`. Looks at every row once."""
+        """Delete all rows whose keys start with one of `prefixes`. Examines every row once."""
         for key in [key for rows in self._pages.values() for key in rows if key.startswith(prefixes)]:
             self.delete(key)
 
@@ -164,14 +164,14 @@ class StagedPart(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """As it counts in a table."""
+        """Size of the part, as it counts in a table."""
         deleted = sum(row_bytes(key, b"") for key in (*self.clears, *self.deletes))
         return deleted + sum(row_bytes(row.key, row.value) for row in self.puts)
 
 
 @dataclass(slots=True)
 class LeaseTable:
-    """What the owners of a lease keep in the cluster."""
+    """The table that the owners of a lease keep in the cluster."""
 
     commits: int = 0
     """Number of commits: each has the next number."""
@@ -183,7 +183,7 @@ class LeaseTable:
     staged: tuple[StagedPart, ...] = ()
     rows: PagedRows = field(default_factory=PagedRows)
     staged_bytes: int = field(init=False, default=0, repr=False)
-    """Derived, like the next one: a commit has up to a thousand parts, and each is counted once."""
+    """Derived, like `staged_count`: a commit has up to a thousand parts, and each is counted only once."""
     staged_count: int = field(init=False, default=0, repr=False)
     """Number of keys in the staged parts."""
 
@@ -226,7 +226,7 @@ class LeaseTables:
 
     by_lease: dict[str, LeaseTable] = field(default_factory=dict)
     bytes_of: Counter[str] = field(init=False, default_factory=Counter)
-    """By group. Derived, like the next one."""
+    """By group: the bytes of its tables. Derived, like `count_of`."""
     count_of: Counter[str] = field(init=False, default_factory=Counter)
 
     def __post_init__(self) -> None:

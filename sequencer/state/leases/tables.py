@@ -41,20 +41,20 @@ COMMIT_KEYS_MAX: Final = 1 << 16
 TABLES_MAX: Final = 4096
 TABLES_PER_GROUP_MAX: Final = 1024
 TABLES_BYTES_MAX: Final = 64 << 20
-"""All tables are in every snapshot, which may be written every few seconds, and several times in the memory
-of both processes of a node.
+"""All tables are in every snapshot, and a snapshot may be written every few seconds. All tables are also
+several times in the memory of both processes of a node.
 """
 GROUPS_MAX: Final = 64
 """How many groups may have tables."""
 GROUP_BYTES_RESERVED: Final = 256 << 10
-"""Each group can use this whatever the others use. So a quarter of `TABLES_BYTES_MAX` is reserved for small
-groups, and the groups compete for the rest.
+"""Each group can use these bytes, however many bytes the other groups use. So a quarter of `TABLES_BYTES_MAX`
+is reserved for small groups, and the groups compete for the rest.
 """
 GROUP_BYTES_MAX: Final = 48 << 20
-"""Limits each group: to all that is not reserved."""
+"""Limits each group to all bytes that are not reserved."""
 SPARE_BYTES: Final = 4 << 20
-"""What makes room may exceed the limits by this: staged parts that only delete, requests to owners, and
-commits that answer them and add nothing else.
+"""Writes that make room may exceed the limits by this: staged parts that only delete, requests to owners, and
+commits that answer requests and add nothing else.
 """
 ATTEMPT_BYTES: Final = 8
 _TOKEN_END: Final = 1 << 63
@@ -67,7 +67,7 @@ class TablePartId(NamedTuple):
     owner: str
     token: int
     commit: int
-    """The number of the commit: one more than those that the table had."""
+    """The number of the commit: one more than the number of commits that the table had."""
     request: bytes
     """Identifies the attempt. Its first 8 bytes count the attempts of the owner, big-endian; the others are
     random.
@@ -86,7 +86,9 @@ class TablePartId(NamedTuple):
 
 
 class WriteTable(Struct, frozen=True):
-    """A part of a commit: delete the rows that start with `clears`, then those in `deletes`, then `puts`."""
+    """A part of a commit: delete rows whose keys start with one of `clears`, then the rows `deletes`, then
+    put `puts`.
+    """
 
     by: TablePartId
     clears: tuple[str, ...] = ()
@@ -115,7 +117,7 @@ class WriteTable(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of its keys and values, as they count in a table."""
+        """Size of its keys and values, as they count in a table."""
         return StagedPart(self.clears, self.deletes, self.puts).size_bytes
 
     @property
@@ -125,7 +127,7 @@ class WriteTable(Struct, frozen=True):
 
 
 class DeleteTable(Struct, frozen=True):
-    """Delete the table of a lease that is not held: its owners are gone for good."""
+    """Delete the table of a lease that is not held: its owners will not return."""
 
     lease: str
 
@@ -176,9 +178,9 @@ def delete_table(state: SequencerState, command: DeleteTable) -> Outcome:
 def no_room(state: SequencerState, by: TablePartId, part: StagedPart) -> str | None:
     """Why the part might make the tables too large; None if it cannot.
 
-    A commit of one part counts with the bytes that it adds, less those that it deletes by their keys: one
-    that replaces rows by others of their size always fits, and so does one that only deletes. The parts of a
-    larger one count in full until it is complete.
+    A commit of one part counts with the bytes that it adds, minus the bytes that it deletes by key. So a
+    commit that only deletes always fits, and so does a commit that replaces rows by others of the same size.
+    The parts of a larger commit count in full until the commit is complete.
     """
     tables, group, table = state.tables, lease_group(by.lease), state.tables.get(by.lease)
     if table is None:
@@ -200,7 +202,7 @@ def no_room(state: SequencerState, by: TablePartId, part: StagedPart) -> str | N
         deletes = [key for key in part.deletes if not key.startswith(MAILBOX)]
         makes_room = _added_bytes(table, rows, deletes) <= 0
     if table is not None and not by.part:
-        more -= table.staged_bytes  # Of an earlier attempt: this one replaces it.
+        more -= table.staged_bytes  # They are of an earlier attempt, which this one replaces.
     beyond = SPARE_BYTES if makes_room else 0
     if (more <= 0 and makes_room) or (by.is_last and not part.puts):
         return None
@@ -216,13 +218,13 @@ def no_room(state: SequencerState, by: TablePartId, part: StagedPart) -> str | N
 
 
 def _shared(tables: LeaseTables, group: str, more: int) -> int:
-    """The bytes beyond what is reserved for each group, after `group` has `more`."""
+    """The bytes of all groups beyond the reserved bytes of each group, after `group` has `more` bytes."""
     sizes = {**tables.bytes_of, group: tables.bytes_of[group] + more}
     return sum(max(0, size - GROUP_BYTES_RESERVED) for size in sizes.values())
 
 
 def _added_bytes(table: LeaseTable | None, puts: Sequence[TableRow], deletes: Sequence[str]) -> int:
-    """By how much the rows are larger than those that they replace, and those that are deleted."""
+    """The size of the rows, minus the size of the rows that they replace and of the deleted rows."""
 
     def old(key: str) -> int:
         value = None if table is None else table.rows.get(key)

@@ -1,1 +1,1 @@
-"""What operators request of the cluster: requests that wait, resets, changes of the members. Pure."""
+"""Operators' requests to the cluster: requests that wait, resets, changes of the members. Pure."""

@@ -1,7 +1,7 @@
 """Operators' requests to change the members of the cluster: one at a time, carried out by the leader. Pure.
 
-A request is part of the state until it is done, so a new leader continues it. Which nodes are members is
-Raft's own list (`sequencer.raft.model.members`), which the leader changes step by step
+A request is part of the state until it is done, so a new leader continues it. The list of members itself is
+kept by Raft (`sequencer.raft.model.members`). The leader changes it step by step
 (`sequencer.leader.member_steps`).
 """
 
@@ -19,7 +19,9 @@ WHY_CHARACTERS_MAX = 500
 
 
 class RequestMembers(Struct, frozen=True):
-    """Add a node, remove one, or both: replace one. `address`: host:port of the new node's Raft."""
+    """Add a node, remove a node, or do both to replace a node. `address`: host:port of the new node's
+    Raft.
+    """
 
     adds: str = ""
     address: str = ""
@@ -40,7 +42,7 @@ class CancelMembers(Struct, frozen=True):
 
 
 class SettleMembers(Struct, frozen=True):
-    """The leader has carried out request `number`, or could not: then it says why."""
+    """The leader has carried out request `number`, or could not. If it could not, `why` is the reason."""
 
     number: int
     why: str = ""

@@ -1,13 +1,14 @@
-"""Requests of operators: each is executed once, or never, by a time that is fixed when it is made.
+"""Requests of operators: each is executed once, or never, by a time that is fixed when the request is made.
 
-Pure. A request may be late: it waited for a leader, or was cut off with the node that received it. So it
-waits in the state until the leader, which knows the nodes' clocks, decides. Invariants:
+Pure. A request may be late, because it waited for a leader, or was cut off with the node that received it. So
+it waits in the state until the leader decides: the leader knows the nodes' clocks. Invariants:
 - A request is executed at most once, however often it is in the log.
 - It is executed only if the leader decided so before the request's time ended.
 
-Consensus bounds the delay of the decision itself: one that was logged when all nodes stopped is applied when
-they continue. Time is that of a majority's clocks, and never goes back in the state. If the clocks jumped
-ahead and were set right, requests of the time in between may be executed later, by at most that jump.
+Consensus bounds the delay of the decision itself: if a decision was logged when all nodes stopped, it is
+applied when they continue. The time is taken from the clocks of a majority, and never goes back in the state.
+If the clocks jumped ahead and were corrected, requests from the time in between may be executed later, by at
+most that jump.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def decide(state: SequencerState, command: DecideRequest) -> Operation | Request
 
 
 def to_decide(state: SequencerState, now_ns: int) -> Iterator[bytes]:
-    """The ids that the leader decides now: all that wait, and one decided request that can be dropped."""
+    """The ids of requests that the leader decides now: all that wait, and one decided request that can be
+    dropped.
+    """
     over = None
     for request, one in state.asked.items():
         if one.command:

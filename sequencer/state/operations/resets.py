@@ -5,11 +5,12 @@ everything that was waiting. Invariants:
 - Positions, dedup ids, running checksums and instruction numbers continue, so none is used twice.
 - After a hard or forced reset the next merged segment starts a run number (X) that was never used.
 
-After a forced reset other nodes may have merged more in the current segment than the node that the cluster
-continues with. By the run number they find out that their bytes are not of this log.
+After a forced reset, other nodes may have merged more in the current segment than the node with which the
+cluster continues. The run number shows them that their bytes are not part of this log.
 
-After a forced reset the tokens of leases are greater than all tokens of earlier generations. They differ from
-the tokens of a rival, forced elsewhere from the same generation, that knows no lease of this one:
+After a forced reset, the tokens of leases are greater than all tokens of earlier generations. They also
+differ from the tokens of a rival: a cluster that was forced elsewhere from the same generation, and knows no
+lease of this cluster:
 
     generation, 8 bits | drawn at random for each forced reset, 24 bits | count of tokens, 31 bits
 """
@@ -39,11 +40,13 @@ from sequencer.state.state import (
 _LOT_BITS: Final = 24
 """Taken from the random id of the request: two rivals draw the same bits once in about 17 million times."""
 _GIVEN_BITS: Final = 31
-"""2,000 million leases until the tokens of a generation reach those of other random bits."""
+"""2,000 million leases can be granted until the tokens of a generation reach the tokens with other random
+bits.
+"""
 
 
 def reset(state: SequencerState, command: ResetCluster) -> Outcome:
-    """End the epoch. The next one, `command.epoch`, starts with the state as this leaves it."""
+    """End the epoch. The next epoch, `command.epoch`, starts with the resulting state."""
     state.last_reset = LastReset(
         command.is_hard, command.epoch, command.at_ns, command.request, command.forced_by
     )
@@ -58,8 +61,8 @@ def reset(state: SequencerState, command: ResetCluster) -> Outcome:
 
 
 def run_starts(state: SequencerState) -> dict[int, int]:
-    """By run number of the merged segments: the first position of the run, ascending. The last one is that of
-    the next segment, which may be empty. Runs whose segments were trimmed long ago are missing.
+    """By run number of the merged segments: the first position of the run, ascending. The last entry is for
+    the run of the next segment, which may be empty. Runs whose segments were trimmed long ago are missing.
     """
     found = dict[int, int]()
     for sealed in state.segments:
@@ -99,7 +102,9 @@ def _drop(state: SequencerState, command: ResetCluster) -> None:
 
 
 def _closed(session: Session) -> Session:
-    """End every run where it is merged. The same session directory continues with its next run."""
+    """End every run at the offset up to which it is merged. The same session directory continues with its
+    next run.
+    """
     last, consumed = session.active_runs[-1], session.consumed
     number = session.done[1].number if session.done is not None else 0
     if consumed is not None:

@@ -82,7 +82,7 @@ class Merge(MultiSource):
 
 
 class CombineLatest(MultiSource):
-    """`_latest` has for each source its last value in a list, which is empty before the first value."""
+    """`_latest` has a list for each source with its last value. The list is empty before the first value."""
 
     __slots__ = ("_latest",)
     NAME = "combine_latest"
@@ -171,7 +171,7 @@ class Amb(MultiSource):
             self.fail(error)
 
     def _choose(self, index: int) -> bool:
-        """Whether events of this source are sent. The first one disposes the other sources."""
+        """Whether events of this source are sent. The first event disposes the other sources."""
         if self._first is None:
             self._first = index
             self.changed()

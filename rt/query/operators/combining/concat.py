@@ -16,7 +16,7 @@ from rt.query.operators.user_functions import check_least, check_time, sources_o
 
 
 class Failure(Struct, frozen=True):
-    """What is stored of an error: the name of its class, and its text."""
+    """The stored part of an error: the name of its class, and its text."""
 
     kind: str
     text: str
@@ -85,7 +85,7 @@ def delay_subscription(due: Duration | datetime) -> Transform:
 
 
 class Chain(Operator[Any, Any]):
-    """An operator with one open source. Its key is the number of sources opened before."""
+    """An operator with one open source. Its key is the number of sources that were opened before it."""
 
     __slots__ = ()
 
@@ -131,7 +131,7 @@ class OnErrorResumeNext(Concat):
 
 
 class Catch(Chain):
-    """A failure of the first source goes to the second, a failure of that to the third, and so on."""
+    """A failure of the first source goes to the second, a failure of the second to the third, and so on."""
 
     __slots__ = ("_sources",)
     NAME = "catch"

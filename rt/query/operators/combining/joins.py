@@ -60,7 +60,7 @@ def group_join(
 
 
 class OpenValues:
-    """The open values of both sides, by numbers in the order of their arrival.
+    """The open values of both sides, numbered in the order of their arrival.
 
     The sources of the operator are the inlets "0" and "1". The inner subscription "<side>-<number>" is the
     duration of a value.
@@ -92,7 +92,7 @@ class OpenValues:
         return self._open_duration(side, number)
 
     def _open_duration(self, side: int, number: int) -> bool:
-        """False if its mapper failed. Then the value is not open."""
+        """Open the duration of a value. False if its mapper failed. Then the value is not open."""
         operator = self._operator
         if operator.call(operator.open_child, f"{side}-{number}") is not FAILED:
             return True

@@ -27,7 +27,7 @@ def timeout(duetime: Duration | datetime, other: Observable[Any] | None = None) 
 
 
 class Deadline(Operator[Any, Any]):
-    """There is a timer until it fires. Then `other` is open."""
+    """The timer exists until it fires. After that `other` is open."""
 
     __slots__ = ("_due", "_other")
     NAME = "timeout"

@@ -1,1 +1,1 @@
-"""Operators on one source: which values they emit, what they make of them, and one result at the end."""
+"""Operators on one source: they select values, transform values, or emit one result at the end."""

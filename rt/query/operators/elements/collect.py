@@ -60,7 +60,7 @@ class Collection(UserFunctionOperator[Any, Any]):
         self._limit: Final = limit
 
     def has_room(self, held: int) -> bool:
-        """Fails and returns False if no value can be added to this many."""
+        """Whether one more value can be added to `held` values. If not, this operator fails."""
         if held < self._limit:
             return True
         what = f"{self.NAME} has too many values"
@@ -123,7 +123,7 @@ class MinBy(Collection):
     NAME = "min_by"
     SAVED = "_key"
     SIGN: ClassVar[int] = -1
-    """Of the comparison of a better key with the best so far."""
+    """The sign of the comparer's result if a key is better than the best key so far."""
 
     def __init__(self, key_mapper: Mapper, comparer: Comparer, limit: int) -> None:
         super().__init__(limit)

@@ -37,10 +37,10 @@ def map_async(
 
 
 class MapAsync(Operator[Any, Any]):
-    """Values in flight have numbers in the order of their arrival. Those that are not called yet wait.
+    """Values in flight have numbers in the order of their arrival. Values without a started call wait.
 
-    In order, a result that must wait for an earlier one is saved. An error that must wait is not: after a
-    crash the function is called again.
+    If the operator is ordered, a result that must wait for an earlier result is saved. An error that must
+    wait is not saved: after a crash the function is called again.
     """
 
     __slots__ = (
@@ -91,7 +91,7 @@ class MapAsync(Operator[Any, Any]):
         self._complete_if_done()
 
     def can_skip(self) -> bool:
-        """After a value that is left out come the others, or the end."""
+        """Always true: after a value that is left out, other values or the end follow."""
         return True
 
     def on_dispose(self) -> None:
@@ -103,8 +103,8 @@ class MapAsync(Operator[Any, Any]):
     def _start_calls(self) -> None:
         calls = self._group.runtime.calls
         held = len(self._results) + len(self._errors)
-        # Without a running call the first value is called also if a checkpoint of a higher concurrency holds
-        # more results: they wait for it.
+        # If no call runs, the first value is called even above the limit. A checkpoint of a higher
+        # concurrency may hold more results, and these results wait for the first value.
         while self._waiting and (not self._running or len(self._running) + held < self._concurrency):
             self._start_call(self._waiting.popleft())
         is_full = len(self._values) >= self._concurrency
@@ -165,7 +165,7 @@ class MapAsync(Operator[Any, Any]):
             self._errors[number] = error
 
     def _take_ready(self) -> Iterator[tuple[Any, Outcome]]:
-        """Remove the first values as far as they have outcomes, and yield both."""
+        """Remove the leading values that have outcomes, and yield each value with its outcome."""
         while self._values:
             number = self._values.min()
             if number in self._results:

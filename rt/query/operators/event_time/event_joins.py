@@ -1,7 +1,7 @@
 """Joins of two sources by key and event time.
 
-Values are processed in the order of their times, when the watermark has passed them. So the output is the
-same whatever the order of arrival, except for late values.
+Values are processed in the order of their times, when the watermark has passed them. So the output does not
+depend on the order of arrival, except for late values.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ _Kept = tuple[int, int, Any, Any, bool]
 class IntervalJoin(TimeOrdered):
     """A value of a side is kept until the watermark has passed its time plus the span of that side.
 
-    Values that were processed are kept by number of arrival. `_by_time` has their times and numbers by side,
-    `_by_key` by side and key, both in the order of processing, which is that of time.
+    `_kept` has the processed values by their arrival numbers. `_by_time` has their times and numbers by side.
+    `_by_key` has them by side and key. Both are in the order of processing, which is the order of time.
     """
 
     __slots__ = ("_alone", "_by_key", "_by_time", "_kept", "_key_mappers", "_spans_ns")
@@ -200,7 +200,7 @@ class TemporalJoin(TimeOrdered):
             self._by_time.extend(sorted(rows, key=lambda each: each[0]))
 
     def rank(self, index: int) -> int:
-        """The table first."""
+        """Values of the table come first."""
         return 1 - index
 
     def process(self, index: int, time_ns: int, number: int, value: Any) -> None:
@@ -245,6 +245,6 @@ class TemporalJoin(TimeOrdered):
         self._end_with_left()
 
     def _end_with_left(self) -> None:
-        """Complete if no value can come any more. Waiting ones still wait for the table."""
+        """Complete if the left source has ended and none of its values still waits for the table."""
         if self.has_input_ended(LEFT) and all(rank != self.rank(LEFT) for _, rank, _ in self._heap):
             self.complete()

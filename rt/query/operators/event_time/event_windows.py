@@ -1,9 +1,9 @@
-"""Windows of event time. Each value belongs to the windows of its own time, in whatever order values come.
+"""Windows of event time. Each value belongs to the windows of its own time, in any order of arrival.
 
 Invariants:
-- A window is emitted when the watermark passes its end: by end, then by key, then by start.
+- A window is emitted when the watermark passes its end. The order is by end, then by key, then by start.
 - A value is late if all its windows are closed: the watermark passed their ends by the allowed lateness.
-- The result is the same for every order of arrival without late values, if that is so for the fold.
+- Without late values, the result does not depend on the order of arrival, if the fold does not depend on it.
 - A window is one row, in the object space.
 """
 
@@ -26,7 +26,7 @@ from rt.query.operators.event_time.time_operator import TimeOperator, order_of
 from rt.query.operators.user_functions import FAILED, period_ns
 
 _OVERLAP_MAX: Final = 10_000
-"""Windows to which a value belongs: each costs a row."""
+"""Largest number of windows to which a value may belong: each window costs a row."""
 
 
 def _same(value: Any) -> Any:
@@ -37,12 +37,14 @@ class Fold(Struct, frozen=True):
     """`add(accumulated, value)` returns the new accumulated value, starting with `initial()`.
 
     - `add` may change `accumulated` and return it. Then `result` must copy it, if late values are allowed.
-      It must raise before it changes it.
-    - `merge(first, second)` joins those of two sessions, the earlier first. It must not change them, because
-      the sessions stay as they are if the value that joins them is left out. `check_values` finds that.
-    - `result(accumulated)` is what the window emits.
-    - What is accumulated must be storable (`rt.objects.ANY`).
-    - The values of several sources come in any order: the result is the same if `add` does not depend on it.
+      If `add` raises, it must raise before it changes `accumulated`.
+    - `merge(first, second)` joins the accumulated values of two sessions; `first` is of the earlier session.
+      It must not change them, because the sessions stay as they are if the value that joins them is left
+      out. `check_values` finds such a change.
+    - `result(accumulated)` is the value that the window emits.
+    - The accumulated value must be storable (`rt.objects.ANY`).
+    - The values of several sources arrive in any order. The result is the same if `add` does not depend on
+      the order.
     """
 
     initial: Callable[[], Any]
@@ -144,11 +146,11 @@ class WindowResult(TypedDict):
 _Window = tuple[Any, int]
 """A key and a start."""
 _Row = tuple[int, Any, int, bool]
-"""The end, what is accumulated, the next revision, and whether the watermark did not pass the end."""
+"""The end, the accumulated value, the next revision, and whether the watermark has not yet passed the end."""
 
 
 class EventWindows(TimeOperator):
-    """`_heap` has each window with a time at most that of `_due`; it is not saved."""
+    """`_heap` has each window with a time that is not later than its `_due` time. The heap is not saved."""
 
     __slots__ = ("_fold", "_heap", "_key_mapper", "_lateness_ns", "_pushed", "_windows")
 
@@ -231,7 +233,7 @@ class EventWindows(TimeOperator):
         self.complete()
 
     def _close(self, windows: Iterable[_Window]) -> None:
-        """Emit these windows, or delete those that were emitted."""
+        """Emit these windows, or delete them if they were emitted before."""
         for window in sorted(windows, key=lambda each: (order_of(each[0]), each[1])):
             row = end_ns, accumulated, revision, is_open = self._windows[window]
             if is_open and self._lateness_ns:
@@ -287,7 +289,7 @@ class SlidingWindows(EventWindows):
                 return
             accumulated, revision = (self._fold.initial(), 0) if before is None else before[1:3]
             if (accumulated := self.call(self._fold.add, accumulated, value)) is FAILED:
-                # What `add` changed in place stays changed, so it must be saved.
+                # `add` changed these accumulated values in place. They stay changed, so they must be saved.
                 changed = [each for each in changed if each[2] is not None and each[1][1] is each[2][1]]
                 break
             end_ns = start_ns + self._size_ns
@@ -298,7 +300,7 @@ class SlidingWindows(EventWindows):
 
 
 class TumblingWindows(SlidingWindows):
-    """Its own class for its name, in logs and dead letters."""
+    """A separate class because of its name, which is used in logs and dead letters."""
 
     __slots__ = ()
     NAME = "tumbling_window"
@@ -342,7 +344,7 @@ class SessionWindows(EventWindows):
         start_ns, end_ns, revision = time_ns, time_ns + self._gap_ns, 0
         joined = []
         starts = starts or []
-        first = max(0, bisect_right(starts, time_ns) - 1)  # the only one that may start before the value
+        first = max(0, bisect_right(starts, time_ns) - 1)  # the only session that may start before the value
         for each_ns in starts[first : bisect_left(starts, time_ns + self._gap_ns)]:
             row = self._windows[key, each_ns]
             if time_ns < row[0]:

@@ -1,8 +1,9 @@
 """Base of operators that wait until the watermark passes a time.
 
-An operator of this kind emits values with times before the clock: the result of a window when the clock
-passes its end. So the watermark of operators after it is 1 ns less: they see these values before it passes.
-This counts operators of the same query, but not those inside windows and groups.
+An operator of this kind emits values with times before the clock. For example, it emits the result of a
+window when the clock passes the end of the window. So the watermark of operators after it is 1 ns less: they
+receive these values before their watermark passes the times of the values. Only operators of the same query
+count, without operators inside windows and groups.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ logger = logging.getLogger("rt.query")
 
 
 class TimeOperator(UserFunctionOperator[Any, Any]):
-    """Has one timer, at the next time at which the watermark matters.
+    """Has one timer, for the next watermark at which there is work.
 
-    The timer depends on the saved state only, so that it fires in the same order after a crash.
+    The timer depends only on the saved state, so that it fires in the same order after a crash.
     """
 
     __slots__ = ("_behind_ns", "_late", "_late_output", "_timer_ns")
@@ -62,7 +63,7 @@ class TimeOperator(UserFunctionOperator[Any, Any]):
 
     @property
     def watermark_ns(self) -> int:
-        """No value with an earlier time is expected."""
+        """The watermark: no value with an earlier time is expected."""
         return self.now_ns - self._behind_ns
 
     def times(self) -> tuple[int, int]:
@@ -115,13 +116,16 @@ class TimeOperator(UserFunctionOperator[Any, Any]):
 
 
 def held_ns(operator: Operator[Any, Any]) -> int:
-    """By how much the watermark after this operator is less than the clock."""
+    """How many ns the watermark after this operator is behind the clock."""
     before = max(map(held_ns, operator._inputs), default=0)
     return before + isinstance(operator, TimeOperator)
 
 
 def order_of(key: Any) -> tuple[str, Any]:
-    """Sorts keys of any types: numbers and texts by their own order, others by their stored text."""
+    """Return a sort key for a key of any type.
+
+    Numbers and texts are sorted by their own order, other types by their stored text.
+    """
     match key:
         case bool():
             return "bool", key

@@ -1,4 +1,4 @@
-"""Values in the order of their times, whatever the order in which they arrive."""
+"""Values in the order of their times, for any order of arrival."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def in_time_order(*sources: Observable[Any], late: str | None = None) -> Transfo
 class TimeOrdered(TimeOperator):
     """Base of operators that process the values of their sources in the order of time.
 
-    `_waiting`: by number of arrival, the time and rank of a value, and the value. `_heap` has the same order.
+    `_waiting` has the time, the rank and the value by arrival number. `_heap` has the same values in the
+    order of time, rank and arrival number.
     """
 
     __slots__ = ("_arrived", "_heap", "_waiting")
@@ -37,11 +38,11 @@ class TimeOrdered(TimeOperator):
         self._heap: list[tuple[int, int, int]] = []
 
     def process(self, index: int, time_ns: int, number: int, value: Any) -> None:
-        """The next value of source `index`. If it raises, the error policy applies to this value."""
+        """Process the next value of source `index`. If this raises, the error policy applies to the value."""
         raise NotImplementedError
 
     def rank(self, index: int) -> int:
-        """The place of a source's values among those with equal times. Its own inverse."""
+        """The rank of a source's values among values with equal times. `rank(rank(index))` is `index`."""
         return index
 
     def next_expiry_ns(self) -> int | None:
@@ -94,7 +95,9 @@ class TimeOrdered(TimeOperator):
             self.complete()
 
     def _run(self, watermark_ns: int | None) -> None:
-        """Process what is due, in the order of time. None: everything."""
+        """Process everything that is due, in the order of time. If `watermark_ns` is None, everything is
+        due.
+        """
         while not self.is_disposed:
             due_ns = self.next_due_ns()
             if due_ns is None or (watermark_ns is not None and due_ns > watermark_ns):

@@ -76,7 +76,9 @@ class SwitchMap(UserFunctionOperator[Any, Any]):
                 self.close_child(key)
 
     def subscribe(self, value: Any) -> bool:
-        """False if the value is left out, or this operator failed."""
+        """Subscribe to the observable of the value. False if the value is left out, or this operator
+        failed.
+        """
         if isinstance(value, Observable) and not isinstance(value, Subject):
             hint = "Emit plain values, and pass a mapper here that makes an observable of each."
             self.fail(
@@ -90,7 +92,7 @@ class SwitchMap(UserFunctionOperator[Any, Any]):
         return True
 
     def can_skip(self) -> bool:
-        """After a value that was left out, the next one is subscribed to, or it ends."""
+        """Always true: after a value that is left out, the operator subscribes to the next value, or ends."""
         return True
 
     def child(self, key: str, seed: Any, /) -> Observable[Any]:

@@ -1,4 +1,4 @@
-"""Groups that end before their source, so that a query with ever new keys stays small."""
+"""Groups that end before their source, so that a query that always receives new keys stays small."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def group_by_until(
 
 
 class GroupByUntil(SubjectOwner):
-    """Groups are named by numbers. Duration mappers get a subject of their own.
+    """Groups are named by numbers. Duration mappers get a separate subject.
 
-    So it is known whether a group has other subscribers. The inner subscription of a duration has the name of
-    the group.
+    So the operator knows whether a group has subscribers other than its duration. The inner subscription of a
+    duration has the name of the group.
     """
 
     __slots__ = ("_duration_mapper", "_durations", "_element_mapper", "_key_mapper", "_numbers")
@@ -100,7 +100,9 @@ class GroupByUntil(SubjectOwner):
         self._durations[name] = self.make_inner(f"{name}-duration", key)
 
     def _open(self, number: int, key: Any) -> bool:
-        """False if its duration mapper failed, or the operator has ended: there is no group then."""
+        """Open a group. False if its duration mapper failed, or the operator has ended: then there is no
+        group.
+        """
         name = str(number)
         self.reopen_inner(name, key)
         with self._durations[name].handed_out():

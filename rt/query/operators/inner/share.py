@@ -70,7 +70,7 @@ class Share(Operator[Any, Any]):
         self.complete()
 
     def on_dispose(self) -> None:
-        """Also after a load that failed before `on_open`."""
+        """This is also called after a load that failed before `on_open`."""
         if self._is_open:
             self._shared.drop()
 

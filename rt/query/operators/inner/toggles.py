@@ -1,7 +1,7 @@
 """Windows and lists whose bounds are the events of other observables.
 
 Mappers are called again after a crash, and must return the same. A bound must not come at once: an observable
-that ends immediately would make empty windows without end.
+that ends immediately would create empty windows indefinitely.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WindowWhen(Windows):
         self._closing_mapper: Final = closing_mapper
 
     def on_timer(self, key: str, /) -> None:
-        """The start: the first window."""
+        """At the start, open the first window."""
         self._open_next()
 
     def child(self, key: str, seed: Any, /) -> Observable[Any]:
@@ -87,7 +87,7 @@ class WindowWhen(Windows):
         try:
             self.open_child(str(self._made))
         except Exception as error:  # noqa: BLE001 - a user's function
-            self.fail(error)  # Without an end, the window would grow: no value can be left out instead.
+            self.fail(error)  # No value can be left out, and a window without an end would grow.
 
 
 class WindowToggle(SubjectOwner):
