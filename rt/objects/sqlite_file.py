@@ -1,7 +1,7 @@
 """The content of a store's SQLite file: tables, checksums, and SQLite's errors as rt's.
 
-Table `rows` (category, key, value, checksum). The checksum (`core/row_checksums.py`) is there because SQLite
-does not detect a flipped bit in a value. Table `information` has one row, see `Information`. `application_id`
+Table `rows` (category, key, value, checksum). The checksum (`row_checksum`) is there because SQLite does not
+detect a flipped bit in a value. Table `information` has one row, see `SqliteInformation`. `application_id`
 marks the file as rt's; `user_version` is the format's version.
 """
 

@@ -102,11 +102,11 @@ class Forged:
     cut: int = 0
     rest: bytes = b""
     is_columns: bool = False
+    """Whether `cut` and `rest` belong to the frame of the columns; otherwise to the frame of the values."""
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
     """Message i has the headers at index i modulo the length. If the list is empty, the batch has no header
     section.
     """
-    """Whether `cut` and `rest` are of the frame of the columns; else of that of the values."""
 
     def lay_out(self, first: int, seed: int) -> bytes:
         count = len(self.values)
