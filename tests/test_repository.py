@@ -140,6 +140,22 @@ def test_runbook_covers_every_alarm_and_alert() -> None:
     assert [name for name in alerts if f"\n| `{name}` | " not in page] == []
 
 
+RIDDLES = re.compile(
+    r"^(all|as|how|it|no|not|nothing|of|one|so|that|there|they|what|where|who)_"
+    r"|_(anew|gone|lacks|mends?|nobody|said|says|tells|told|wants|whatever|who|whoever|whom|whose)(_|$)"
+)
+
+
+def test_test_names_start_with_their_subject_and_use_plain_words() -> None:
+    names = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^ *(?:async )?def test_(\w+)\(", path.read_text(), re.MULTILINE)
+    }
+    assert len(names) > 1000
+    assert sorted(filter(RIDDLES.search, names)) == []
+
+
 def test_tests_named_in_docs_exist() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", WORDS))
