@@ -336,12 +336,12 @@ def write_line(line: bytes) -> None:
 def listen(on_line: Callable[[bytes], object], on_end: Callable[[], object]) -> None:
     """Start a thread that calls `on_line` with each line of stdin, and `on_end` at its end."""
 
-    def hear() -> None:
+    def read() -> None:
         for line in stdin_lines():
             on_line(line)
         on_end()
 
-    threading.Thread(target=hear, name="stdin", daemon=True).start()
+    threading.Thread(target=read, name="stdin", daemon=True).start()
 
 
 def die_with_stdin(on_line: Callable[[bytes], object] = lambda _: None) -> None:

@@ -142,7 +142,7 @@ class CopyRepairer:
         nothing is corrupt (any more).
         """
         disk, path = self._disk, self._copy.path
-        end, sound = await self._in_thread(partial(_look, disk, path, segment))
+        end, sound = await self._in_thread(partial(_verify_segment, disk, path, segment))
         if sound >= end:
             return None
         with self._locked():
@@ -279,7 +279,7 @@ class RepairingPull:
         return parse_segment_name(name) if directory == self._copy.path else None
 
 
-def _look(disk: Disk, path: str, segment: SegmentId) -> tuple[int, int]:
+def _verify_segment(disk: Disk, path: str, segment: SegmentId) -> tuple[int, int]:
     """The offset up to which a segment must verify, and the offset up to which it does."""
     with storage_errors(path, "looking for damage"):
         end = synced_end(disk, path, segment)

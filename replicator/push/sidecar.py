@@ -182,7 +182,7 @@ class _Session:
             self._problems.record("push_failed", error)
         if isinstance(error, RtError) and not error.retriable and not isinstance(error, DirectoryLocked):
             self._error, self._is_of_client = error, is_of_client
-            self._tell()
+            self._send_report()
 
     async def cancel(self) -> None:
         """Cancel the push. Return when its client has released the directory."""
@@ -205,9 +205,9 @@ class _Session:
             self._error, self._is_of_client = report.error, True
         elif report.is_connected or not self._is_of_client:
             self._error = None
-        self._tell()
+        self._send_report()
 
-    def _tell(self) -> None:
+    def _send_report(self) -> None:
         report = self._report
         self._say(PushReported.of(self.asked.number, self._error, report.endpoints, report.members))
 

@@ -169,7 +169,7 @@ class Publisher:
                 )
                 self._replication.start()
                 if on_merged is not None:
-                    self._replication.tell_merged(on_merged, lambda: self.progress.merged, self.session)
+                    self._replication.watch_merged(on_merged, lambda: self.progress.merged, self.session)
             self._duties.start()
             open_publishers.add(self)
         except BaseException:

@@ -162,7 +162,7 @@ class WaitHandle:
             self._listeners += (on_changed,)
         on_changed()
 
-    def tell_merged(self, on_merged: Callable[[int], None], merged: Callable[[], int], session: str) -> None:
+    def watch_merged(self, on_merged: Callable[[int], None], merged: Callable[[], int], session: str) -> None:
         """Have `on_merged` called until `leave`: see `MergeNotifier`."""
         self._notifier = MergeNotifier(on_merged, merged, session)
         self.listen(self._notifier.changed)

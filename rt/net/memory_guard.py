@@ -106,14 +106,14 @@ class MemoryGuard:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(LOOK_S)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Measure once, and make room if memory is short."""
         used = resident_bytes()
         is_short = used > SHORT_BYTES
-        self._calls.note_memory(is_short=is_short)
+        self._calls.record_memory(is_short=is_short)
         now_s = asyncio.get_running_loop().time()
         pause_s = RELEASE_WHILE_SHORT_S if is_short else RELEASE_S
         if used <= RELEASE_BYTES or now_s < self._released_s + pause_s:
@@ -122,7 +122,7 @@ class MemoryGuard:
         await asyncio.to_thread(release_freed_memory)  # A pool that peers use may be full.
         used = resident_bytes()
         over = used - SHORT_BYTES
-        self._calls.note_memory(is_short=over > 0)
+        self._calls.record_memory(is_short=over > 0)
         if over > 0:
             over -= self._make_room(over)
             kept = CALLS_KEPT if used <= VERY_SHORT_BYTES else 0

@@ -203,7 +203,7 @@ class OpenCalls:
         """
         return not self.reading.has_memory.is_set()
 
-    def note_memory(self, *, is_short: bool) -> None:
+    def record_memory(self, *, is_short: bool) -> None:
         if is_short:
             self.reading.has_memory.clear()
         else:

@@ -52,7 +52,7 @@ class MutationCheck:
             del self._emitted[next(iter(self._emitted))]
         self._emitted[id(value)] = _Emitted(value, _content(value, ()), _text(value), operator)
 
-    def look(self, running: str) -> None:
+    def check(self, running: str) -> None:
         """Raise `ValueChanged` if `running` changed a value."""
         for key, each in list(self._emitted.items()):
             if _content(each.value, ()) != each.content:
@@ -88,17 +88,17 @@ class _Watched(Watched):
         self._receiver = f"output after {self._emitter}" if receiver is None else _name(receiver)
 
     def on_next(self, value: Any, /) -> None:
-        self._check.look(self._emitter)
+        self._check.check(self._emitter)
         self._check.remember(value, self._emitter)
         self.out.on_next(value)
-        self._check.look(self._receiver)
+        self._check.check(self._receiver)
 
     def on_error(self, error: Exception, /) -> None:
-        self._check.look(self._emitter)
+        self._check.check(self._emitter)
         self.out.on_error(error)
 
     def on_completed(self) -> None:
-        self._check.look(self._emitter)
+        self._check.check(self._emitter)
         self.out.on_completed()
 
 

@@ -150,7 +150,7 @@ def test_ended_call_raises_overloaded_and_new_calls_are_refused_while_memory_is_
 
         tasks = [asyncio.create_task(handle(Peer())) for _ in range(CALLS_WHILE_SHORT_MAX)]
         await settle()
-        calls.note_memory(is_short=True)
+        calls.record_memory(is_short=True)
         with pytest.raises(Overloaded, match="short of memory") as refused:
             await handle(Peer())
         assert refused.value.retriable
@@ -160,7 +160,7 @@ def test_ended_call_raises_overloaded_and_new_calls_are_refused_while_memory_is_
         (done,) = [task for task in tasks if task.done()]
         with pytest.raises(Overloaded):
             done.result()
-        calls.note_memory(is_short=False)
+        calls.record_memory(is_short=False)
         tasks.append(asyncio.create_task(handle(Peer())))
         await settle()
         assert len(calls) == CALLS_WHILE_SHORT_MAX
@@ -188,6 +188,6 @@ def test_memory_guard_ends_calls_according_to_excess_memory(
     calls = OpenCalls()
     monkeypatch.setattr(calls, "end_some", lambda count, *, kept: asked.append((count, kept)))
     monkeypatch.setattr(guarding, "resident_bytes", lambda: used)
-    asyncio.run(MemoryGuard(calls, lambda _: room).look())
+    asyncio.run(MemoryGuard(calls, lambda _: room).check())
     assert asked == counts
     assert calls.is_short is bool(counts)

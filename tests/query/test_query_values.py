@@ -188,11 +188,11 @@ def test_source_resending_changed_list_is_detected() -> None:
 def test_mutation_check_detects_every_kind_of_change(value: Any, change: Callable[[Any], object]) -> None:
     check = MutationCheck()
     check.remember(value, "one")
-    check.look("other")
+    check.check("other")
     change(value)
     with pytest.raises(ValueChanged, match="a value of one was changed"):
-        check.look("other")
-    check.look("other")
+        check.check("other")
+    check.check("other")
     assert len(check.found) == 1
 
 
@@ -201,10 +201,10 @@ def test_mutation_check_detects_only_real_changes_of_cyclic_and_nan_values() -> 
     cycle: list[Any] = [float("nan"), object(), Source("in")]
     cycle.append(cycle)
     check.remember(cycle, "one")
-    check.look("other")
+    check.check("other")
     cycle.append(1)
     with pytest.raises(ValueChanged):
-        check.look("other")
+        check.check("other")
 
 
 @pytest.mark.parametrize("value", [Record("/"), FrozenClick("/"), (1, "a"), 1.5, None])
@@ -222,7 +222,7 @@ def test_mutation_check_remembers_only_last_values() -> None:
         check.remember([number], "one")
         check.remember(number, "one")
     first.append(1)
-    check.look("other")
+    check.check("other")
     assert len(check._emitted) == REMEMBERED
 
 

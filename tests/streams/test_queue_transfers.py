@@ -314,7 +314,9 @@ def test_store_keeps_only_positions_different_from_low() -> None:
         subscriptions = SubscriptionStore(store, queue, Fence(1))
         subscriptions.put(SubscriptionRecord("away", stream, "c"), SequenceToken(3))
         subscriptions.put(SubscriptionRecord("here", stream), SequenceToken(3))
-        subscriptions.note(SequenceToken(10), {"ahead": SequenceToken(12)}, lambda each: each != "away")
+        subscriptions.record_positions(
+            SequenceToken(10), {"ahead": SequenceToken(12)}, lambda each: each != "away"
+        )
         await subscriptions.commit()
         again = SubscriptionStore(store, queue, Fence(1))
         assert again.low == SequenceToken(10)
@@ -323,7 +325,7 @@ def test_store_keeps_only_positions_different_from_low() -> None:
             None,
             SequenceToken(12),
         ]
-        again.note(SequenceToken(12), {}, lambda each: each != "away")
+        again.record_positions(SequenceToken(12), {}, lambda each: each != "away")
         assert again.place("ahead") is None
         assert {record.id for record in again.records()} == {"away", "here"}
         again.remove("away")

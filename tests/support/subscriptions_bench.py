@@ -61,7 +61,7 @@ class Host:
         self.at += 1
         moved = self.ids[self.at % 100 :: 100]
         begun_s = time.monotonic()
-        self.store.note(
+        self.store.record_positions(
             SequenceToken(1), dict.fromkeys(moved, SequenceToken(1_000_000 + self.at)), lambda _: False
         )
         await self.store.commit()

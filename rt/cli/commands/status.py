@@ -48,7 +48,7 @@ def status(watch: float | None, as_json: bool, connect_timeout: float, nodes: No
     endpoints, tls = nodes.parse()
     if watch is not None:
         _watch(endpoints, tls, watch, connect_timeout, as_json=as_json)
-    overview = asyncio.run(look(endpoints, tls, connect_timeout))
+    overview = asyncio.run(read_summary(endpoints, tls, connect_timeout))
     _show(overview, as_json=as_json)
     if overview.problems:
         report(verdict(overview))
@@ -60,7 +60,7 @@ def _watch(nodes: Sequence[str], tls: TLS | None, seconds: float, connect_s: flo
     is_screen = sys.stdout.isatty() and not as_json
     while True:
         try:
-            overview = asyncio.run(look(nodes, tls, connect_s))
+            overview = asyncio.run(read_summary(nodes, tls, connect_s))
         except RtError as error:
             report(error)
         else:
@@ -75,7 +75,7 @@ def _show(overview: ClusterSummary, *, as_json: bool) -> None:
     show(overview, as_json=as_json, to_object=ClusterSummary.document, to_lines=status_lines)
 
 
-async def look(nodes: Sequence[str], tls: TLS | None, connect_s: float) -> ClusterSummary:
+async def read_summary(nodes: Sequence[str], tls: TLS | None, connect_s: float) -> ClusterSummary:
     """Ask all nodes at the same time. `rt.RtError` if none of them answers."""
     answers = await asyncio.gather(*(_ask(node, tls, connect_s) for node in nodes))
     if not any(one.status for one in answers):

@@ -85,7 +85,7 @@ class PatternStarts:
             return (end if self._low is None else max(end, self._low)), True
         return max(end, place), place > SequenceToken(0)
 
-    def note(self, end: SequenceToken, low: SequenceToken) -> None:
+    def record_ends(self, end: SequenceToken, low: SequenceToken) -> None:
         """Record that all events before `end` were read, and that all streams without a position of their own
         have all events before `low`.
         """

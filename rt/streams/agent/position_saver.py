@@ -74,7 +74,7 @@ class PositionSaver:
             begun = now()
             low = self._queue.cache.low()
             if self._store.low is not None or self._queue.counts.reads:
-                self._table.note(low)
+                self._table.record_positions(low)
             done = self._lowest_needed(low)
             busy_s = now() - begun
             if self._store.is_dirty:

@@ -298,7 +298,7 @@ class SubscriptionTable:
 
     # Stored positions
 
-    def note(self, low: SequenceToken) -> None:
+    def record_positions(self, low: SequenceToken) -> None:
         """Store the positions of all consumers. `low` is the position of the consumers in the cache.
 
         A consumer that is back in the cache may be before the stored `low`. Then its own position is stored,
@@ -319,8 +319,8 @@ class SubscriptionTable:
                 self._store.unrecord(consumer.record.id)
             if consumer.wanted > noted:
                 places[consumer.record.id] = consumer.wanted
-        self._store.note(noted, places, lambda each: self._has_all_before(noted, each))
-        self._starts.note(self._queue.cache.end, noted)
+        self._store.record_positions(noted, places, lambda each: self._has_all_before(noted, each))
+        self._starts.record_ends(self._queue.cache.end, noted)
 
     def reread_positions(self) -> list[SequenceToken]:
         """The positions of subscriptions that must read events again that the other subscriptions have."""

@@ -110,7 +110,7 @@ class MaturePolicy:
 
     def assign(self, view: HostView) -> Assignment:
         """Hosts that are not configured are ignored."""
-        self._look(view)
+        self._update(view)
         assert self._seen is not None
         ideal = _ideal(self._hosts, view)
         if view.host not in ideal:
@@ -122,7 +122,7 @@ class MaturePolicy:
         fit = best_fit(self._hosts, _names(view), mature | {view.host})
         return _towards(view, _named(view, [name for name in _servable(fit, view) if name not in withheld]))
 
-    def _look(self, view: HostView) -> None:
+    def _update(self, view: HostView) -> None:
         if self._seen is None:
             self._began_s, seen = view.now_s, {}
             first_s = view.now_s - self._maturity_s

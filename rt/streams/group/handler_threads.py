@@ -61,13 +61,13 @@ class _Call(Generic[T]):
         try:
             result = self._act()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-            self._tell(self.ended.set_exception, error)
+            self._deliver(self.ended.set_exception, error)
         else:
-            self._tell(self.ended.set_result, result)
+            self._deliver(self.ended.set_result, result)
 
-    def _tell(self, tell: Callable[..., None], *result: object) -> None:
+    def _deliver(self, deliver: Callable[..., None], *result: object) -> None:
         with contextlib.suppress(RuntimeError):  # The loop is closed.
-            self._loop.call_soon_threadsafe(tell, *result)
+            self._loop.call_soon_threadsafe(deliver, *result)
 
 
 def _run_calls(calls: SimpleQueue[_Call[Any] | None]) -> None:

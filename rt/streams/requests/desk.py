@@ -75,7 +75,7 @@ class RequestDesk:
         """Poll requests and have them carried out, until cancelled."""
         try:
             while True:
-                await self._look()
+                await self._poll()
                 await asyncio.sleep(LOOK_S)
         finally:
             for task in self._working:
@@ -83,7 +83,7 @@ class RequestDesk:
             if self._working:
                 await asyncio.wait(self._working)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             found = await self._store.requests()
         except (RtError, OSError) as error:

@@ -285,7 +285,7 @@ class SubscriptionStore:
             del self._subscriptions[subscription_id]
             self._edits += 1
 
-    def note(
+    def record_positions(
         self, low: SequenceToken, places: Mapping[str, SequenceToken], served: Callable[[str], bool]
     ) -> None:
         """Record that consumers have everything before `low`, and that the subscriptions in `places` have
