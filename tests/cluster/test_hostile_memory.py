@@ -93,7 +93,11 @@ def serve_honest(nodes: LocalCluster, publisher: rt.Publisher, subscriber: rt.Su
     not check them one by one.
     """
     topic = os.urandom(8).hex()
-    publisher.wait(publisher.publish(b"honest", topic), "merged", timeout=WAIT_S)
+    number = publisher.publish(b"honest", topic)
+    try:
+        publisher.wait(number, "merged", timeout=WAIT_S)
+    except rt.Timeout as error:
+        raise AssertionError(f"{error}\n{publisher.stats()}\n{nodes.last_words('n1', 40)}") from error
     if subscriber is None:
         return
     deadline = time.monotonic() + WAIT_S
