@@ -1,6 +1,7 @@
 """The data process's connection to the control process. For one event loop.
 
-It reconnects indefinitely. While it is down nothing is acknowledged, because no report would arrive.
+It reconnects indefinitely. While it is down nothing is acknowledged, because no report would arrive. A
+control process that hangs is disconnected; after the next hello it gets everything again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from google.protobuf.message import DecodeError
 from rt.errors import FormatError
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.frames import FrameDecoder, frame
-from sequencer.ipc.silence import SilenceDetector
+from sequencer.ipc.silence import HUNG_S, SilenceDetector
 
 RETRY_S: Final = 0.1
+UNSENT_BYTES_MAX: Final = 256 << 20
+"""Maximum number of bytes that wait while the control process is silent. Otherwise the memory of this process
+would grow without bound: publishers need only this process to continue.
+"""
 _READ_BYTES: Final = 1 << 20
 
 logger = logging.getLogger("sequencer")
@@ -48,11 +53,18 @@ class ControlLink:
         return self._writer is not None
 
     def send(self, message: pb.ToControl) -> None:
-        """Send a message; dropped if the connection is down."""
+        """Send a message; dropped if the connection is down. Never waits."""
         # The peer may have closed the connection before `_serve` reads that: a closed transport accepts no
         # write.
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message.SerializeToString()))
+        if self._writer is None or self._writer.is_closing():
+            return
+        transport = self._writer.transport
+        unsent_bytes = transport.get_write_buffer_size()
+        if unsent_bytes > UNSENT_BYTES_MAX and self.silence.silent_s >= HUNG_S:
+            logger.error("control_process_not_reading unsent_bytes=%d", unsent_bytes)
+            transport.abort()
+            return
+        self._writer.write(frame(message.SerializeToString()))
 
     async def run(self) -> None:
         """Keep the connection until cancelled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import AsyncMock
@@ -14,9 +15,11 @@ from watch_loop import WatchLoop
 
 from rt.errors import Corrupt
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.ipc import client
 from sequencer.ipc.client import ControlLink
 from sequencer.ipc.frames import HEADER
 from sequencer.ipc.server import ControlServer
+from sequencer.ipc.silence import HUNG_S
 
 
 class Control:
@@ -171,3 +174,32 @@ def test_message_sent_to_broken_connection_is_dropped(path, control):
         await asyncio.gather(running, return_exceptions=True)
 
     uvloop.run(play())
+
+
+def test_link_drops_hung_control_process_before_unsent_reports_fill_memory(path, monkeypatch, caplog):
+    monkeypatch.setattr(client, "UNSENT_BYTES_MAX", 1 << 20)
+    report, unsent, lost = pb.ToControl(propose=bytes(1 << 16)), list[int](), list[bool]()
+
+    async def play() -> None:
+        link = ControlLink(path, pb.DataHello, AsyncMock(), lambda: lost.append(link.is_up))
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: link.is_up)
+        link.silence.silent_s = HUNG_S
+        for _ in range(1 << 10):  # 64 MiB
+            link.send(report)
+            await asyncio.sleep(0)
+            if link._writer is not None:
+                unsent.append(link._writer.transport.get_write_buffer_size())
+        if link._writer is not None:
+            link._writer.transport.abort()  # Otherwise closing waits for a reader.
+        await until(lambda: lost)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stopped:
+        stopped.bind(path)
+        stopped.listen(4)  # The kernel connects, and nothing accepts.
+        uvloop.run(play())
+    assert max(unsent) <= (1 << 20) + 2 * report.ByteSize()
+    assert not any(lost)
+    assert "control_process_not_reading" in caplog.text
