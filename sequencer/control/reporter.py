@@ -26,8 +26,8 @@ from sequencer.state.write_plan import SessionEnd
 FINE_BOUNDARIES_MAX: Final = 1 << 16
 """A segment with more boundaries is thinned out, oldest first."""
 COARSE_BYTES: Final = 8 << 20
-REPORT_BOUNDARIES_MAX: Final = 1 << 15
-"""In one report: 640 KiB."""
+REPORT_BOUNDARIES_MAX: Final = 1 << 14
+"""In one report: 320 KiB. The leader handles it in less than a heartbeat."""
 
 
 _NONE: Final[dict[int, pb.SessionEnd]] = {}
@@ -210,6 +210,10 @@ class DurableEnds:
 
 REPORT_NS: Final = 200 * 10**6
 """Longest time between a report with news and the next report, so that a loss is noticed."""
+PART_NS: Final = 50 * 10**6
+"""Pause after a report that does not contain all news. Without it, a long backlog would keep the consensus
+threads of this node and of the leader from heartbeats, or end the connection, because its outbox is full.
+"""
 DISK_NS: Final = 6 * 10**9
 """The reported disk usage is valid for this long, several times the interval at which it is reported."""
 IDLE_REPORT_NS: Final = 10**9
@@ -233,6 +237,8 @@ class Reporter:
         """What the present data process has reported."""
         self._disk_ns = 0
         """When the data process last reported its disk."""
+        self._part_ns = 0
+        """The rest of the news is not reported before this time."""
         self.due_ns = 0
         """Monotonic time of the next report."""
 
@@ -247,27 +253,35 @@ class Reporter:
             self._disk_ns = time.monotonic_ns()
 
     def report_all(self) -> None:
-        """Send a full report, because the leader knows nothing about this node."""
+        """Begin a full report, because the leader knows nothing about this node."""
         self.holdings.require_full_report()
-        self.report()
+        if self._may_report:
+            self.report()
 
     def report_news(self) -> None:
         """Report at once if there is something that the leader can plan with."""
-        if self.holdings.has_news:
+        if self.holdings.has_news and self._may_report:
             self.report()
 
+    @property
+    def _may_report(self) -> bool:
+        """Whether no pause is due. After a pause, `report` is called anyway."""
+        return time.monotonic_ns() >= self._part_ns
+
     def report(self) -> None:
-        """Send everything that the leader does not know."""
-        holdings = self.holdings
-        if time.monotonic_ns() - self._disk_ns > DISK_NS:
+        """Send what the leader does not know, or the next part of it. The rest follows after a pause."""
+        holdings, now_ns = self.holdings, time.monotonic_ns()
+        if now_ns - self._disk_ns > DISK_NS:
             holdings.clear_disk()
-        self.due_ns = time.monotonic_ns() + (REPORT_NS if holdings.has_news else IDLE_REPORT_NS)
-        self._on_due(self.due_ns)
+        self._report_by(now_ns + (REPORT_NS if holdings.has_news else IDLE_REPORT_NS))
         if self._messenger.leader is None or not holdings.boot or not self._has_joined():
             return
-        while True:
-            if not self._messenger.send_report(holdings.report(time.time_ns())):
-                holdings.require_full_report()
-                return
-            if not holdings.has_news:
-                return
+        if not self._messenger.send_report(holdings.report(time.time_ns())):
+            holdings.require_full_report()
+        if holdings.has_news:
+            self._part_ns = now_ns + PART_NS
+            self._report_by(self._part_ns)
+
+    def _report_by(self, due_ns: int) -> None:
+        self.due_ns = due_ns
+        self._on_due(due_ns)
