@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import Phase
 from sequencer.ipc.client import ControlLink
+from sequencer.leader.replication_tracker import MARK
 
 JOIN_S: Final = 0.002
 """Minimum time between reports of durable ends. Each report costs the control processes of all nodes."""
+PART_BOUNDARIES_MAX: Final = 1 << 13
+"""A report with more boundaries is split: the control process handles each part in less than a heartbeat."""
 DISK_S: Final = 2.0
 CLIENTS_S: Final = 2.0
 CONNECTED_S: Final = 5.0
@@ -106,7 +110,34 @@ class DataReports:
         segments, self._pending = self._pending, []
         if segments:
             self._reported_s = self._loop.time()
-            self._send(pb.DataReport(segments=segments))
+            for part in _parts(segments):
+                self._send(pb.DataReport(segments=part))
 
     def _send(self, report: pb.DataReport) -> None:
         self._link.send(pb.ToControl(report=report))
+
+
+def _parts(reports: Iterable[pb.SegmentReport]) -> Iterator[list[pb.SegmentReport]]:
+    """The same reports in the same order, in parts with less than twice `PART_BOUNDARIES_MAX` boundaries."""
+    part: list[pb.SegmentReport] = []
+    count = 0
+    for one in chain.from_iterable(map(_pieces, reports)):
+        part.append(one)
+        count += 1 + len(one.boundaries) // MARK.size
+        if count >= PART_BOUNDARIES_MAX:
+            yield part
+            part, count = [], 0
+    if part:
+        yield part
+
+
+def _pieces(one: pb.SegmentReport) -> Iterator[pb.SegmentReport]:
+    """The report of a segment in pieces of up to `PART_BOUNDARIES_MAX` boundaries. The last has the ends."""
+    size = PART_BOUNDARIES_MAX * MARK.size
+    rest = one.boundaries
+    while len(rest) > size:
+        yield pb.SegmentReport(session_id=one.session_id, run=one.run, roll=one.roll, boundaries=rest[:size])
+        rest = rest[size:]
+    if len(rest) < len(one.boundaries):
+        one.boundaries = rest
+    yield one
