@@ -36,13 +36,12 @@ from sequencer.merged.fetched_ranges import FetchedRanges
 from sequencer.merged.merge_input import BlockInput, MergeInput, MissingInput, ReplicaSource, find_block
 from sequencer.merged.merged_files import MergedFiles
 from sequencer.merged.plan_executor import Executed, PlanExecutor, begin_of, is_quick
+from sequencer.merged.waiting_plans import take_surplus
 from sequencer.state.state import ClearedRange, MergedSegment
 from sequencer.state.write_plan import BlockWrite, WritePlan
 
 RETRY_S: Final = 0.2
 """How long to wait for space on a full disk before the next attempt."""
-PLANS_MAX: Final = 1 << 16
-"""Maximum number of plans that wait for input or disk space: about 100 MB."""
 UPCOMING_MAX: Final = 1 << 10
 """Maximum number of plans whose input is requested from peers at the same time."""
 
@@ -133,17 +132,18 @@ class Merger:
             self._end, self._output.cleared = (end, reached), cleared
             self._plans.clear()
             self._fetched.clear()
-            new = [one for one in plans if one.instruction > self.written.instruction]
-            self._plans.extend(new[-PLANS_MAX:])
+            self._plans.extend(one for one in plans if one.instruction > self.written.instruction)
+            take_surplus(self._plans)
             self._find_gap()
             self._changed.notify_all()
 
     def add(self, plan: WritePlan) -> None:
-        """Append a plan. If too many wait, the oldest is dropped: its bytes must come from another node."""
+        """Append a plan. If too much waits, the oldest is dropped: its bytes must come from another node."""
         with self._changed:
             self._plans.append(plan)
-            if len(self._plans) > PLANS_MAX:
-                self._fetched.forget(self._plans.popleft())
+            if surplus := take_surplus(self._plans):
+                for dropped in surplus:
+                    self._fetched.forget(dropped)
                 self._find_gap()
             if not self._is_idle:
                 return
