@@ -20,7 +20,7 @@ from sequencer.ipc.frames import FrameDecoder, frame
 from sequencer.ipc.silence import HUNG_S, SilenceDetector
 
 RETRY_S: Final = 0.1
-UNSENT_BYTES_MAX: Final = 256 << 20
+UNSENT_BYTES_MAX: Final = 64 << 20
 """Maximum number of bytes that wait while the control process is silent. Otherwise the memory of this process
 would grow without bound: publishers need only this process to continue.
 """
