@@ -84,7 +84,6 @@ from rt.sidecar.systemd_notify import run_as_service
 )
 @option(
     "--repair",
-    "repair",
     is_flag=True,
     help="Verify every segment of DIR, repair corrupt ones from the nodes, and end. "
     "Another rt pull may run on DIR at the same time.",

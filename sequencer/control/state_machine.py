@@ -3,7 +3,7 @@
     snapshot: length of the state u32, the state, then for each plan: length u32, plan
 
 Invariant: a node that has the state also has every plan after its durable merged end, so it can always make
-the merged bytes again. Exception: plans so old that a majority has merged them durably (`TAIL_BYTES_MAX`).
+the merged bytes again. Exception: plans so old that a majority has merged them durably (`PLANS_BYTES_MAX`).
 
 Used by the consensus thread. Only the encoding of a snapshot runs on another thread.
 """
@@ -24,14 +24,9 @@ from sequencer.state.command_codec import decode_command
 from sequencer.state.commands import Command
 from sequencer.state.state import SequencerState
 from sequencer.state.state_codec import check_version, decode_state, encode_state, frozen_state
-from sequencer.state.write_plan import WritePlan, decode_write_plan, encode_write_plan
+from sequencer.state.write_plan import PLANS_BYTES_MAX, WritePlan, decode_write_plan, encode_write_plan
 
 _LENGTH: Final = struct.Struct("<I")
-TAIL_BYTES_MAX: Final = 2 << 30
-"""Plans older than this many merged bytes are dropped. A node that needs them copies the bytes from other
-nodes. The limit is twice the leader's limit. This ensures that a majority has the bytes durably.
-"""
-
 logger = logging.getLogger("sequencer")
 
 
@@ -80,7 +75,7 @@ class SequencerStateMachine:
         if isinstance(outcome, RangesMerged):
             plan = outcome.plan
             self.tail.append(TailEntry(plan))
-            while self.tail[0].total_bytes < plan.total_bytes - TAIL_BYTES_MAX:
+            while self.tail[0].total_bytes < plan.total_bytes - PLANS_BYTES_MAX:
                 self.tail.popleft()
         elif isinstance(outcome, ClusterReset) and outcome.is_hard:
             self.tail.clear()

@@ -60,7 +60,7 @@ BACKLOG_BYTES_MAX: Final = 1 << 30
 snapshot must contain the plans after them.
 """
 BACKLOG_MAX: Final = 1 << 15
-"""The same limit as a number of instructions: half of `waiting_plans.PLANS_MAX`, which a merger keeps."""
+"""The same limit as a number of instructions: half of `write_plan.PLANS_MAX`, which a merger keeps."""
 MINUTE_NS: Final = 60 * 10**9
 logger = logging.getLogger("sequencer")
 

@@ -36,9 +36,8 @@ from sequencer.merged.fetched_ranges import FetchedRanges
 from sequencer.merged.merge_input import BlockInput, MergeInput, MissingInput, ReplicaSource, find_block
 from sequencer.merged.merged_files import MergedFiles
 from sequencer.merged.plan_executor import Executed, PlanExecutor, begin_of, is_quick
-from sequencer.merged.waiting_plans import take_surplus
 from sequencer.state.state import ClearedRange, MergedSegment
-from sequencer.state.write_plan import BlockWrite, WritePlan
+from sequencer.state.write_plan import BlockWrite, WritePlan, take_surplus
 
 RETRY_S: Final = 0.2
 """How long to wait for space on a full disk before the next attempt."""

@@ -6,6 +6,7 @@ durably yet.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -13,6 +14,14 @@ from msgspec import Struct
 from rt.log.format.segment import SegmentId
 from rt.message_codec import MessageCodec, inlined
 from rt.v1 import sequencer_pb2 as pb
+
+PLANS_MAX: Final = 1 << 16
+"""Maximum number of plans that wait for input or disk space: about 100 MB, if each has a few ranges."""
+PLANS_BYTES_MAX: Final = 2 << 30
+"""Maximum number of merged bytes that kept plans write. It bounds the number of their ranges: a plan may have
+1,024, each of 400 bytes in memory. A node that needs older plans copies the bytes from other nodes. The limit
+is twice the leader's limit. This ensures that a majority has the bytes durably.
+"""
 
 
 class SessionEnd(NamedTuple):
@@ -84,3 +93,13 @@ def decode_write_plan(data: bytes) -> WritePlan:
 
 
 _PLAN: Final = MessageCodec(WritePlan, pb.WritePlan, segment=inlined(MessageCodec(SegmentId, pb.WritePlan)))
+
+
+def take_surplus(plans: deque[WritePlan]) -> list[WritePlan]:
+    """Remove and return the oldest waiting plans above the limits."""
+    surplus: list[WritePlan] = []
+    while plans and (
+        len(plans) > PLANS_MAX or plans[0].total_bytes < plans[-1].total_bytes - PLANS_BYTES_MAX
+    ):
+        surplus.append(plans.popleft())
+    return surplus

@@ -201,16 +201,16 @@ def _target(
     from rt.spark.export.filesystem import is_local, open_storage
     from rt.spark.export.target import ExportTarget
 
-    if is_local(target):
-        found = ExportTarget(open_storage(target, None))
+    local = ExportTarget(open_storage(target, None)) if is_local(target) else None
+    if local is not None:
         if not must_have_spark:
-            yield found, None
+            yield local, None
             return
-        found.last()  # Fail before Spark starts if the target cannot be read.
+        local.last()  # Fail before Spark starts if the target cannot be read.
     spark = spark_session("rt export", master, settings)
     hint = "What was exported before is complete. See the log of Spark."
     with spark_errors("the export has failed in Spark", target, hint):
         try:
-            yield ExportTarget(open_storage(target, spark)), spark
+            yield local or ExportTarget(open_storage(target, spark)), spark
         finally:
             spark.stop()

@@ -96,7 +96,7 @@ def test_plans_are_pruned_only_up_to_durable_instruction():
 
 
 def test_plans_beyond_size_limit_are_pruned_even_if_node_never_merges(monkeypatch):
-    monkeypatch.setattr(machine_module, "TAIL_BYTES_MAX", 10_000)
+    monkeypatch.setattr(machine_module, "PLANS_BYTES_MAX", 10_000)
     machine = Bench()
     for _ in range(500):
         machine.merge(1000)

@@ -30,10 +30,10 @@ from rt.log.format.segment_table import TrimReason
 from rt.log.write.writer import LogWriter, SyncPoint
 from sequencer.ipc.data_reports import MergeProgress
 from sequencer.merged import merger as merger_module
-from sequencer.merged import waiting_plans
 from sequencer.merged.merge_input import MissingInput
 from sequencer.merged.merger import Merger
 from sequencer.merged.plan_executor import QUICK_BLOCKS_MAX, QUICK_BYTES_MAX, is_quick
+from sequencer.state import write_plan
 from sequencer.state.state import MergedSegment
 from sequencer.state.write_plan import WritePlan
 
@@ -391,9 +391,9 @@ def test_oldest_waiting_plans_over_limit_are_dropped_and_leave_gap(
 ):
     if is_by_bytes:
         bytes_max = STORY.plans[-1].total_bytes - STORY.plans[-2].total_bytes
-        monkeypatch.setattr(waiting_plans, "PLANS_BYTES_MAX", bytes_max)
+        monkeypatch.setattr(write_plan, "PLANS_BYTES_MAX", bytes_max)
     else:
-        monkeypatch.setattr(waiting_plans, "PLANS_MAX", 2)
+        monkeypatch.setattr(write_plan, "PLANS_MAX", 2)
     sources.hidden.add((1, SegmentId(0, 0)))
     for plan in STORY.plans:
         merger.add(plan)
