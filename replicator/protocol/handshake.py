@@ -319,8 +319,8 @@ class PullProgress(Struct, frozen=True):
 
 
 def check_found(wanted: Wanted, start: PullStart) -> None:
-    """Check the answer to a requested time. `rt.ProtocolViolation` if the node found no position for it, or a
-    position beyond the end of its log.
+    """Check the answer to a requested time. `rt.ProtocolViolation` if the node did not say where the time
+    begins, or named a position beyond the end of its log.
     """
     if not isinstance(wanted, StartTime):
         return

@@ -108,7 +108,9 @@ class RemoteLog:
         self._loop = LoopThread("rt-nodes-log")
         at = random.randrange(len(endpoints))
         self._nodes = NodeChannels(endpoints, partial(pull_channel, tls=self._tls), at)
-        """Only one node is asked. Readers spread over the nodes, and stay with a node that answers."""
+        """Its `target` is the node that is asked now. Readers spread over the nodes, and stay with one that
+        answers.
+        """
         self._has_answered = False  # Whether any node has ever answered.
         self._failures: dict[str, RtError] = {}
         """By node, its last error since its last answer. The first error was logged."""
@@ -290,7 +292,7 @@ class RemoteLog:
 
     def _leave(self, error: RtError, trial: _Attempt) -> None:
         """Go on to the next node after a pause. Raise if another attempt is of no use any more."""
-        self._loop.require_open()  # If the loop was closed, no node has failed.
+        self._loop.require_open()  # After `interrupt` or in a forked child, no node has failed.
         if isinstance(error, MembersChanged) and self._nodes.is_renewal():
             return
         target = self._nodes.target

@@ -50,7 +50,9 @@ class LocalLogFailed(Exception):
 
 
 def read_own_log(read: Callable[[], _T]) -> _T:
-    """Return the result of `read`. An error in it ends the pushing, unless the node named a wrong offset."""
+    """Return the result of `read`. An error in it ends the pushing, except `Diverged` (the node named a wrong
+    offset) and `TooManyFiles`.
+    """
     try:
         return read()
     except (Diverged, TooManyFiles):  # Not a fault of the log.

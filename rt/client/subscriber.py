@@ -113,7 +113,8 @@ class Subscriber:
         self._gate = DeliveryGate(self._wake)
         self._counter = DeliveryCounter(on_event)
         self._reader: FollowReader | None = None
-        self._has_begun = False  # Whether `seek` moved it. Nodes still hold the log from its start.
+        # Whether `seek` moved it. Its recorded start then stays as it is: nodes hold the log from there.
+        self._has_begun = False
         self._is_sought = False  # Whether `seek` set the start that is requested.
         self._watch: DirectoryWatch | None = None  # Of the directory in which the log will appear.
         self._is_opening = False  # Whether a thread uses `_watch`; then that thread closes it.

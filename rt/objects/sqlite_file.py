@@ -130,7 +130,7 @@ def require_format(connection: sqlite3.Connection, path: str) -> None:
 
 
 def read_information(connection: sqlite3.Connection, path: str) -> SqliteInformation:
-    """The row of the last commit; `StateDamaged` if it is corrupt."""
+    """The row of the last commit; `StateDamaged` if it is missing or corrupt."""
     found = connection.execute("SELECT * FROM information").fetchall()
     if len(found) == 1 and all(type(each) is kind for each, kind in zip(found[0], _COLUMNS, strict=True)):
         store_id, number, base, is_complete, checksum = found[0]

@@ -56,7 +56,7 @@ class ResetService:
         self._propose, self._spawn = propose, spawn
         self._pending: _PendingReset | None = None
         self._ended_ns: dict[int, int] = {}
-        """By epoch: when this process saw the start of the epoch."""
+        """By epoch: when this process first saw that the reset to this epoch was done on this node."""
 
     def status(self) -> ResetStatus:
         pending, last = self._pending, self._last

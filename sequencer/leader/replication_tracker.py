@@ -103,7 +103,9 @@ class ReplicationTracker:
         self.news: set[int] = set()
         """Sessions with changes on which a plan may depend: see `take_news`."""
         self.fresh_bytes = 0
-        """Number of bytes that a majority holds now. The planner subtracts the bytes that it planned."""
+        """Number of bytes that a majority has newly come to hold. The planner subtracts the bytes that it
+        planned.
+        """
 
     def take_news(self) -> set[int]:
         """Return the sessions of which a majority holds more, or an end became known, since the last call."""

@@ -118,7 +118,7 @@ class CatchUp:
             self._holders.pop(session_id, None)
 
     def _is_due(self, missing: MissingInput | None) -> bool:
-        """The offset that the stream with the missing input has reached; None if there is no such stream."""
+        """Whether the merger's missing input must be fetched now."""
         if missing is None:
             self._wait, self._silence_s = None, SILENCE_MIN_S
             return False

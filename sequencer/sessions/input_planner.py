@@ -52,7 +52,7 @@ class FetchedRange(Struct, frozen=True):
 
     def range_info(self, block: BlockWrite) -> RangeInfo | None:
         """The checksums and times of a block's input; None if the range does not contain it, or if its
-        running checksum differs.
+        boundaries or its running checksum differ.
         """
         one = self.range
         if not one.start <= block.start < block.end <= one.end:

@@ -137,8 +137,8 @@ class SessionReplica:
         return known.chain_end == chain_end if known is not None else self.covers(segment, start, end)
 
     def _header_of(self, segment: SegmentId) -> SegmentHeader | None:
-        """The header of a segment that is here. It is not read from the file, because no file descriptor may
-        be left.
+        """The header of a segment that is here. It is not read from the file, because the process may have no
+        file descriptor left.
         """
         writer = self.receiver.writer
         active = writer.active

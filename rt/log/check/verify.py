@@ -5,7 +5,7 @@ Invariants:
 - The synced size is read before the bytes are read again, and trims are checked afterwards. So a writer at
   work is never reported as damage.
 - In a live log, the bytes that existed at the start are verified.
-- If no reader can decode a batch because it was published like this, it is reported, but is not damage.
+- A batch that no reader can decode, because it was published in that state, is reported, but is not damage.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ class PendingBatch:
     def draft(self) -> BatchDraft:
         """The batch, ready to be encoded.
 
-        Made without numpy: most batches are small and written by a thread that has slept. There, numpy takes
-        several times as long.
+        The columns are made without numpy, except those of headers: most batches are small and written by a
+        thread that has slept. There, numpy takes several times as long.
         """
         assert len(self.values) == len(self.stamps) == len(self.indices), "columns of different lengths"
         return _draft(

@@ -1,4 +1,7 @@
-"""The SQL of readers and writers. A reader's statements also return whether the store has its owner."""
+"""The SQL of readers and writers.
+
+A reader's statements also return whether the reader's program still owns the store.
+"""
 
 from __future__ import annotations
 

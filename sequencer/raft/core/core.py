@@ -54,7 +54,7 @@ from sequencer.raft.storage.disk_full import DiskSpace
 from sequencer.raft.storage.log import DurableLog
 
 APPLY_SECONDS_MAX: Final = 0.02
-"""Entries applied per round, so that heartbeats continue during a long backlog."""
+"""Maximum time for applying entries in one round, so that heartbeats continue during a long backlog."""
 TERMS_AHEAD_MAX: Final = 1 << 32
 """A term further ahead than this is invalid: accepting it could exhaust the range of terms."""
 

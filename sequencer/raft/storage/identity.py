@@ -87,7 +87,7 @@ def open_identity(
 def store_identity(directory: str, identity: DiskIdentity, *, disk: Disk = REAL) -> None:
     """Replace the identity. It is durable on return. A crash leaves the old or the new identity.
 
-    After `rt.DiskFull` the old identity is in place. After `rt.StorageFailed` either of them is in place.
+    Raises `rt.DiskFull`, with the old identity in place, or `rt.StorageFailed`, with either of them in place.
     """
     path = os.path.join(directory, IDENTITY_FILE)
     with storage_errors(path, "writing the identity"):
