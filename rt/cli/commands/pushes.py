@@ -1,4 +1,5 @@
-"""`rt pushes`: the push processes that programs on this machine have started, also programs that have ended.
+"""`rt pushes`: the push processes that programs on this machine have started, even if these programs have
+ended.
 
 Invariant: stopping a push loses nothing. The session directory stays as it is, and the next push of it
 continues after the messages that the nodes have.

@@ -26,7 +26,9 @@ from rt.spark.options import ClusterSource
 from rt.spark.source.options import DirectorySource
 
 LEAP_BYTES: Final = 8 * 2**20
-"""`bounds` skips synced bytes if there are at least this many: reopening the log reads about half as many."""
+"""`bounds` skips synced bytes if there are at least this many: reopening the log reads about half of this
+number.
+"""
 
 _HINT = "path is a directory that holds log.X.Y files: <root>/<stream>/merged."
 

@@ -48,7 +48,8 @@ class CompareBench(Struct, frozen=True):
         """Measure. `on_start` is called with the round and the name of each system before it starts.
 
         Raises `NotInstalled` before anything starts, `rt.Timeout` if a consumer does not receive everything,
-        `ProcessEnded` if a process ends. The error names a file with all logs. No other file is left.
+        `ProcessEnded` if a process ends. The error names a file with all logs. Leaves no other file, and no
+        process.
         """
         names = ["rt", *dict.fromkeys(self.peers)]
         for name in names:

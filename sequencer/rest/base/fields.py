@@ -27,7 +27,7 @@ from rt.units import parse_rfc3339, parse_size
 from sequencer.rest.base.errors import BadRequest
 
 BODY_BYTES_MAX: Final = 2**14
-"""Ten times the size of the longest body."""
+"""Ten times the size that the longest valid body needs."""
 POSITION_MAX: Final = 2**63 - 1
 LIMIT_MAX: Final = 100_000
 _NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
