@@ -16,7 +16,7 @@ from rt.client.wait_handle import WaitHandle
 from rt.otel.spans import Attributes, attributes_of
 
 MERGES_MAX: Final = 10_000
-"""Maximum number of calls that wait for their merge at the same time."""
+"""Maximum number of calls whose merge is awaited at the same time. The calls themselves do not wait."""
 
 
 class PendingMerge(NamedTuple):

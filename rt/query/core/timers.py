@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from rt.query.core.scheduler import Timer
 
 IN_ROW_MAX: Final = 8
-"""Maximum number of timers in the group's row. It is small, because each change writes all of them."""
+"""Maximum number of timers of one operator in its group's row. It is small, because each change writes all of
+them.
+"""
 
 OBJECT: Final = "@timers"
 """Name of the dictionary: by key, the time, when it was set, and a number (see `Timer.order`)."""

@@ -41,7 +41,7 @@ class DeadLetter(Struct, frozen=True):
     """The time of the queries' clock."""
     error: str
     value: str
-    """The `repr` of the value of the source or call, at most about `TEXT_MAX` characters."""
+    """The value of the source or call as a shortened `repr`, at most about `TEXT_MAX` characters."""
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
