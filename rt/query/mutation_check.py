@@ -116,7 +116,7 @@ def _text(value: Any) -> str:
 
 
 def _can_change(value: Any) -> bool:
-    """Whether the value, or something in it, can change. An unknown object counts as immutable if it has no attributes."""
+    """Whether the value, or something in it, can change. Unknown objects can if they have attributes."""
     kind = type(value)
     if kind in _PLAIN or kind is float or isinstance(value, Observable):
         return False
