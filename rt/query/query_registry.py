@@ -1,9 +1,9 @@
 """The registry of queries: defines, starts and stops queries, and makes these changes durable.
 
 Invariant: a change is durable when its call returns. It is stored as a log entry if no consumer can have seen
-the query's output before the next checkpoint. Otherwise a checkpoint makes it durable. A checkpoint is also
-taken if the engine has stages: values of stages have no ids, so values that are sent again could not be
-distinguished from values after a start.
+the query's output before the next checkpoint. Otherwise a checkpoint makes it durable. If the engine has
+stages, a checkpoint always makes a start durable: values of stages have no ids, so values that are sent again
+could not be distinguished from values after a start.
 """
 
 from __future__ import annotations
