@@ -66,6 +66,8 @@ def _medians_ms(stage: Stage, seconds: float) -> list[float]:
         time.sleep(seconds)
         stage.wait_for(lambda: len(subscriber.ask("times")["published_ns"]), 1, "messages that are timed")
         times = subscriber.ask("times")
+    if places := writes.unwritten():
+        raise RuntimeError(f"no write was seen in {', '.join(places)}: the watcher has wrong directories")
     lengths_ns = [
         lengths_of(begun_ns, [*_writes_ns(writes, stage.nodes.names, begun_ns, end_ns), end_ns])
         for begun_ns, end_ns in zip(times["published_ns"], times["received_ns"], strict=True)
@@ -147,8 +149,14 @@ class WriteTimes:
         at = bisect_left(times, begun_ns)
         return min(times[at], otherwise_ns) if at < len(times) else otherwise_ns
 
+    def unwritten(self) -> list[str]:
+        """The places that had no write. Call it after the watch has ended."""
+        return sorted({*self._places.values()} - {place for place, times in self._times.items() if times})
+
     def _read(self) -> None:
-        while not self._stopping.is_set():
-            for event in self._inotify.read(timeout=_READ_MS):
+        stopping = False
+        while not stopping:
+            stopping = self._stopping.is_set()  # The last read takes what was written before the end.
+            for event in self._inotify.read(timeout=0 if stopping else _READ_MS):
                 if event.name.startswith("log."):
                     self._times[self._places[event.wd]].append(time.time_ns())
