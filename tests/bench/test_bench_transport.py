@@ -64,8 +64,8 @@ def figures(root: Path, *arguments: str) -> dict[str, float]:
 def is_as_it_must_be(name: str, median: float) -> bool:
     if any(fault in name for fault in FAULTS):
         return median == 0
-    # In the measured second a subscriber may receive nothing, and a process may get no CPU time. A stage takes no
-    # time if the watcher of writes wakes up after the next stage.
+    # In the measured second a subscriber may receive nothing, and a process may get no CPU time.
+    # A stage takes no time if the watcher of writes wakes up after the next stage.
     may_be_zero = "subscriber" in name or "CPU of" in name or name.endswith(STAGES)
     return median >= 0 if may_be_zero else median > 0
 
