@@ -1,8 +1,8 @@
 """The data that this node's data process holds durably, and the reports about it to the leader.
 
 Used by the consensus thread only. Invariants:
-- A leader that received every report since a full one knows every batch boundary after the merged end. In a
-  long backlog it knows one boundary for each `COARSE_BYTES`, the same one on all nodes.
+- A leader that received every report since a full one knows every batch boundary after the merged end. Of the
+  older bytes of a long backlog it knows one boundary for each `COARSE_BYTES`, the same one on all nodes.
 - After a lost report the next one is full. So is the first report to another leader.
 - Nothing is reported about a disk that has not joined. Otherwise the leader would confuse it with the
   previous disk, which may have held more.
@@ -13,19 +13,25 @@ from __future__ import annotations
 import secrets
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from msgspec import Struct, field
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
-from sequencer.leader.replication_tracker import BatchBoundary, SegmentKey, pack_boundaries, unpack_boundaries
+from sequencer.leader.replication_tracker import (
+    BatchBoundary,
+    SegmentKey,
+    coarse_indices,
+    fine_boundaries_max,
+    is_thinning_due,
+    pack_boundaries,
+    thinning_stops,
+    unpack_boundaries,
+)
 from sequencer.state.write_plan import SessionEnd
 
-FINE_BOUNDARIES_MAX: Final = 1 << 16
-"""A segment with more boundaries is thinned out, oldest first."""
-COARSE_BYTES: Final = 8 << 20
 REPORT_BOUNDARIES_MAX: Final = 1 << 14
 """In one report: 320 KiB. The leader handles it in less than a heartbeat."""
 
@@ -37,6 +43,8 @@ class _Held(Struct):
     boundaries: list[BatchBoundary] = field(default_factory=list)
     reported: int = 0
     """How many of `boundaries` the current leader knows."""
+    thinned: int = 0
+    """So many of the first boundaries are what is left of a thinning."""
 
     def add(self, boundaries: list[BatchBoundary]) -> None:
         """Add durable boundaries. A starting data process may report older ones than are known."""
@@ -48,6 +56,15 @@ class _Held(Struct):
         if new and new[0].offset < self.boundaries[-1].offset:
             self.reported = 0
         self.boundaries = sorted([*self.boundaries, *new])
+
+    def thin_out(self, stop: int) -> None:
+        """Thin out the first `stop` boundaries."""
+        if stop <= self.thinned:
+            return
+        kept = coarse_indices([boundary.offset for boundary in self.boundaries[: stop + 1]], stop)
+        self.reported = sum(at < self.reported for at in kept) + max(0, self.reported - stop)
+        self.boundaries[:stop] = [self.boundaries[at] for at in kept]
+        self.thinned = len(kept)
 
 
 class DataStatus(Struct):
@@ -69,6 +86,8 @@ class DurableEnds:
         self.data_status = DataStatus()
         # By session id first, so that a merge of one session costs nothing for the other sessions.
         self._held: dict[int, dict[SegmentKey, _Held]] = {}
+        self._added: dict[int, int] = {}
+        """By session id: how many boundaries were added since the last thinning."""
         self._announced: dict[int, dict[int, pb.SessionEnd]] = {}
         self._finals: dict[int, dict[int, pb.SessionEnd]] = {}
         self._news: dict[SegmentKey, None] = {}
@@ -88,13 +107,16 @@ class DurableEnds:
             key = SegmentKey(one.session_id, one.run, one.roll)
             held = self._held.setdefault(key.session_id, {}).setdefault(key, _Held())
             self._news[key] = None
-            held.add(unpack_boundaries(one.boundaries))
+            boundaries = unpack_boundaries(one.boundaries)
+            held.add(boundaries)
             if one.HasField("announced"):
                 self._announced.setdefault(key.session_id, {})[key.run] = one.announced
             if one.HasField("final"):
                 self._finals.setdefault(key.session_id, {})[key.run] = one.final
-            if len(held.boundaries) > FINE_BOUNDARIES_MAX:
-                self._thin_out(held)
+            added = self._added[key.session_id] = self._added.get(key.session_id, 0) + len(boundaries)
+            if is_thinning_due(added, fine_max := fine_boundaries_max(len(self._held))):
+                self._added[key.session_id] = 0
+                self._thin_out(self._held[key.session_id], fine_max)
         self._joins = max(self._joins, report.joins)
         if report.connected:
             self._connected = list(report.connected)
@@ -124,6 +146,7 @@ class DurableEnds:
             below = bisect_left(held.boundaries, (end.offset,))  # Offsets come first in a boundary.
             del held.boundaries[:below]
             held.reported = max(0, held.reported - below)
+            held.thinned = max(0, held.thinned - below)
         for kind in (self._announced, self._finals):
             ends = kind.get(end.session_id, {})
             for run in [run for run in ends if run < end.run]:
@@ -133,6 +156,7 @@ class DurableEnds:
         """The session's record was removed from the replicated state."""
         for key in self._held.pop(session_id, {}):
             self._news.pop(key, None)
+        self._added.pop(session_id, None)
         self._announced.pop(session_id, None)
         self._finals.pop(session_id, None)
 
@@ -193,19 +217,12 @@ class DurableEnds:
         """Whether there is something that the leader does not know."""
         return bool(self._news)
 
-    def _thin_out(self, held: _Held) -> None:
-        """In the older half keep only the last boundary before each multiple of `COARSE_BYTES`."""
-        half = len(held.boundaries) // 2
-        older, newer = held.boundaries[:half], held.boundaries[half:]
-        following = [*older[1:], newer[0]]
-        kept: list[BatchBoundary] = []
-        reported = held.reported
-        for at, (boundary, behind) in enumerate(zip(older, following, strict=True)):
-            if at == 0 or boundary.offset // COARSE_BYTES != behind.offset // COARSE_BYTES:
-                kept.append(boundary)
-            elif at < held.reported:
-                reported -= 1
-        held.boundaries, held.reported = kept + newer, reported
+    @staticmethod
+    def _thin_out(segments: Mapping[SegmentKey, _Held], fine_max: int) -> None:
+        newest_first = [segments[key] for key in sorted(segments, reverse=True)]
+        stops = thinning_stops([len(held.boundaries) for held in newest_first], fine_max)
+        for held, stop in zip(newest_first, stops, strict=True):
+            held.thin_out(stop)
 
 
 REPORT_NS: Final = 200 * 10**6

@@ -1,7 +1,7 @@
 """The durable batch boundaries of a session replica. Reports and merging are based on them.
 
-Pure. Boundaries are kept in arrays and thinned out if there are very many. The merger reads a missing
-boundary from the file. The caller must guard the index against other threads.
+Pure. Boundaries are kept in arrays. The owner thins them out if a session has very many. The merger reads a
+missing boundary from the file. The caller must guard the index against other threads.
 """
 
 from __future__ import annotations
@@ -10,18 +10,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
 from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
-from sequencer.control.reporter import COARSE_BYTES
-
-MARKS_MAX: Final = 1 << 18
-"""Up to this number, all boundaries of a segment are kept: 12 MB. If there are more, the older half is
-thinned out by the same rule on all nodes: a node that restarts reports the boundaries that it kept, and the
-other nodes must have the same.
-"""
+from sequencer.leader.replication_tracker import coarse_indices
 
 
 class RangeInfo(NamedTuple):
@@ -48,6 +42,8 @@ class BatchIndex(Struct):
     lows_ns: array[int] = field(default_factory=lambda: _array("q"))
     highs_ns: array[int] = field(default_factory=lambda: _array("q"))
     contents: array[int] = field(default_factory=lambda: _array("I"))
+    thinned: int = 0
+    """So many of the first boundaries are what is left of a thinning."""
 
     def add(self, marks: Iterable[ChecksummedBoundary]) -> None:
         """Add the boundaries after the last known boundary."""
@@ -60,8 +56,6 @@ class BatchIndex(Struct):
                 self.lows_ns.append(mark.timestamp_low_ns)
                 self.highs_ns.append(mark.timestamp_high_ns)
                 self.contents.append(mark.content)
-        if len(self.offsets) > MARKS_MAX:
-            self._thin_out()
 
     def range_info(self, start: int, end: int) -> RangeInfo | None:
         """The range between two boundaries; None unless both are known."""
@@ -82,6 +76,9 @@ class BatchIndex(Struct):
         at = bisect_right(self.offsets, offset) - 1
         return self._mark(at) if at >= 0 else None
 
+    def __len__(self) -> int:
+        return len(self.offsets)
+
     def __iter__(self) -> Iterator[ChecksummedBoundary]:
         return map(self._mark, range(len(self.offsets)))
 
@@ -89,6 +86,7 @@ class BatchIndex(Struct):
         below = bisect_left(self.offsets, offset)
         for values in self._columns():
             del values[:below]
+        self.thinned = max(0, self.thinned - below)
 
     def _mark(self, at: int) -> ChecksummedBoundary:
         return ChecksummedBoundary(*(values[at] for values in self._columns()))
@@ -96,16 +94,17 @@ class BatchIndex(Struct):
     def _columns(self) -> tuple[array[int], ...]:
         return self.offsets, self.numbers, self.chains, self.lows_ns, self.highs_ns, self.contents
 
-    def _thin_out(self) -> None:
-        """Thin out the older half: keep its first boundary, and the last boundary before every multiple of
-        `COARSE_BYTES`.
+    def thin_out(self, stop: int) -> None:
+        """Thin out the first `stop` boundaries, by the same rule on all nodes: a node that restarts reports
+        the boundaries that it kept, and the other nodes must have the same.
         """
-        half = len(self.offsets) // 2
-        coarse = [offset // COARSE_BYTES for offset in self.offsets[: half + 1]]
-        kept = [0, *(at for at in range(1, half) if coarse[at] != coarse[at + 1])]
-        lows = [self.lows_ns[0], *(min(self.lows_ns[a + 1 : b + 1]) for a, b in pairwise([*kept, half]))]
-        highs = [self.highs_ns[0], *(max(self.highs_ns[a + 1 : b + 1]) for a, b in pairwise([*kept, half]))]
-        self.lows_ns[: half + 1] = array("q", lows)
-        self.highs_ns[: half + 1] = array("q", highs)
+        if stop <= self.thinned:
+            return
+        kept = coarse_indices(self.offsets, stop)
+        lows = [self.lows_ns[0], *(min(self.lows_ns[a + 1 : b + 1]) for a, b in pairwise([*kept, stop]))]
+        highs = [self.highs_ns[0], *(max(self.highs_ns[a + 1 : b + 1]) for a, b in pairwise([*kept, stop]))]
+        self.lows_ns[: stop + 1] = array("q", lows)
+        self.highs_ns[: stop + 1] = array("q", highs)
         for values in (self.offsets, self.numbers, self.chains, self.contents):
-            values[: half + 1] = array(values.typecode, [values[at] for at in [*kept, half]])
+            values[: stop + 1] = array(values.typecode, [values[at] for at in [*kept, stop]])
+        self.thinned = len(kept)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from replicator.protocol.messages import LogOffset
 from replicator.receive.batch_boundaries import read_marks
@@ -21,8 +22,11 @@ from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import scans
 from rt.log.scan.scanner import SessionScanner
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.leader.replication_tracker import MARK
+from sequencer.leader.replication_tracker import MARK, is_thinning_due, thinning_stops
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo
+
+MARKS_MAX: Final = 1 << 16
+"""At most this many of a session's newest boundaries are all kept: 3 MB. Older ones are thinned out."""
 
 
 class SessionReplica:
@@ -45,6 +49,7 @@ class SessionReplica:
         self._lock = threading.Lock()
         """Guards the boundaries against the merger's thread."""
         self._marks: dict[SegmentId, BatchIndex] = {}
+        self._added = 0  # So many boundaries were added since the last thinning.
 
     @property
     def receiver(self) -> SessionReceiver:
@@ -110,7 +115,17 @@ class SessionReplica:
         with self._lock:
             known.add(marks)
             self._marks[segment] = known
+            self._added += len(marks)
+            if is_thinning_due(self._added, MARKS_MAX):
+                self._added = 0
+                self._thin_out()
         return marks
+
+    def _thin_out(self) -> None:
+        newest_first = [self._marks[segment] for segment in sorted(self._marks, reverse=True)]
+        stops = thinning_stops(map(len, newest_first), MARKS_MAX)
+        for known, stop in zip(newest_first, stops, strict=True):
+            known.thin_out(stop)
 
     def _beginning(self, segment: SegmentId) -> ChecksummedBoundary | None:
         header = self._header_of(segment)

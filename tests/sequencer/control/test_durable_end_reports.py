@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control import reporter as holdings_module
 from sequencer.control.reporter import DurableEnds
+from sequencer.leader import replication_tracker as tracker_module
 from sequencer.leader.replication_tracker import (
     BatchBoundary,
     ReplicationTracker,
@@ -173,8 +174,9 @@ def test_thinned_boundaries_of_two_nodes_allow_planning_to_the_end_in_bounded_ra
     rng = random.Random(seed)
     marks = boundaries(rng, 600, size_max=20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holdings_module, "FINE_BOUNDARIES_MAX", 64)
-        patch.setattr(holdings_module, "COARSE_BYTES", coarse)
+        patch.setattr(tracker_module, "FINE_BOUNDARIES_MIN", 64)
+        patch.setattr(tracker_module, "FINE_BOUNDARIES_MAX", 64)
+        patch.setattr(tracker_module, "COARSE_BYTES", coarse)
         tracker = ReplicationTracker(3)
         for node in ("a", "b"):
             holdings, at = DurableEnds(node.encode()), 0
@@ -193,6 +195,35 @@ def test_thinned_boundaries_of_two_nodes_allow_planning_to_the_end_in_bounded_ra
         assert end is not None, at
         assert end.offset - at <= cap
         at = end.offset
+
+
+def test_boundaries_of_session_that_is_not_merged_stay_few_over_many_segments(monkeypatch):
+    """A leader that heard each report, and one that gets a full report, know the end of each segment."""
+    monkeypatch.setattr(tracker_module, "FINE_BOUNDARIES_MIN", 40)
+    monkeypatch.setattr(tracker_module, "FINE_BOUNDARIES_MAX", 40)
+    monkeypatch.setattr(tracker_module, "COARSE_BYTES", 5000)
+    rng = random.Random(3)
+    holdings, leader, later = DurableEnds(b"boot"), DumbLeader(), DumbLeader()
+    segments = {SegmentKey(1, run, roll): boundaries(rng, 200) for run in range(3) for roll in range(5)}
+    for key, marks in segments.items():
+        for at in range(0, len(marks), 9):
+            holdings.handle_report(said(key, marks[at : at + 9]))
+            assert leader.hear(holdings.report(1))
+    holdings.require_full_report()
+    full = holdings.report(1)
+    coarse = sum(marks[-1].offset // 5000 + 2 for marks in segments.values())
+    assert sum(len(one.boundaries) // 20 for one in full.segments) <= coarse + 60
+    assert later.hear(full)
+    for known in (leader, later):
+        for key, marks in segments.items():
+            assert known.tracker.boundary_at(key, marks[0].offset) == marks[0]
+            assert known.tracker.boundary_at(key, marks[-1].offset) == marks[-1]
+            at = marks[0].offset
+            while at < marks[-1].offset:
+                end = known.tracker.furthest(key, at, 10_000)
+                assert end is not None
+                assert end.offset - at <= 10_000
+                at = end.offset
 
 
 @pytest.mark.parametrize("is_reported", [False, True])

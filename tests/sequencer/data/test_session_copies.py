@@ -83,6 +83,30 @@ def test_rest_of_sealed_segment_is_merged_after_repair(config, tmp_path):
     asyncio.run(play())
 
 
+def test_replica_with_thinned_boundaries_is_merged_whole(config, tmp_path, monkeypatch):
+    """Plans may name boundaries that were thinned out: they are read from the files."""
+    lagging = Lagging(config, tmp_path / "publisher")
+    monkeypatch.setattr(replica_module, "MARKS_MAX", 4)
+    recover, thinned = replica_module.SessionReplica.recover, list[int]()
+
+    def counted(replica, consumed):
+        recover(replica, consumed)
+        known = {segment: {one.offset for one in marks} for segment, marks in replica._marks.items()}
+        for segment in replica.unmerged:
+            marks = read_marks(REAL, str(lagging.copy_path), segment)
+            thinned.extend(one.offset for one in marks if one.offset not in known[segment])
+
+    monkeypatch.setattr(replica_module.SessionReplica, "recover", counted)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            await played.say(lagging.snapshot())
+            await played.until(lambda: played.data.merger.position == lagging.count)
+
+    asyncio.run(play())
+    assert thinned
+
+
 def test_segment_repaired_while_replica_opens_is_merged(config, tmp_path, monkeypatch):
     """The opening task has already read the corrupt segment when the repair ends."""
     lagging = Lagging(config, tmp_path / "publisher")

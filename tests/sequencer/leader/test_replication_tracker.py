@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rt.errors import FormatError
 from rt.log.format.constants import NUMBER_MAX
+from sequencer.leader import replication_tracker as tracker_module
 from sequencer.leader.replication_tracker import (
     BatchBoundary,
     ReplicationTracker,
@@ -190,6 +192,76 @@ def test_majority_is_more_than_half_of_members(members: int, needed: int) -> Non
         assert (tracker.boundary_at(KEYS[0], 128) is not None) == (count >= needed)
 
 
+# Thinning
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_thinned_tracker_names_only_boundaries_that_majority_holds_and_reaches_its_end(seed: int) -> None:
+    """Nodes report a session that is not merged, in parts, at different speeds, and again after a restart."""
+    rng = random.Random(seed)
+    segments = {key: batches(rng, rng.randrange(1, 150)) for key in KEYS[:3]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracker_module, "FINE_BOUNDARIES_MIN", 30)
+        patch.setattr(tracker_module, "FINE_BOUNDARIES_MAX", 30)
+        patch.setattr(tracker_module, "COARSE_BYTES", 1000)
+        tracker, dumb = ReplicationTracker(3), DumbBoard(3)
+        reported = dict.fromkeys(NODES[:3], 0)
+        reports = [
+            (key, marks[at : at + 7]) for key, marks in segments.items() for at in range(0, len(marks), 7)
+        ]
+        while min(reported.values()) < len(reports):
+            node = rng.choice(NODES[:3])
+            if rng.random() < 0.02:
+                tracker.forget_node(node)
+                dumb.forget_node(node)
+                reported[node] = 0
+            for key, marks in reports[reported[node] : (reported[node] + rng.randrange(1, 12))]:
+                tracker.on_boundaries(node, key, marks)
+                dumb.on_boundaries(node, key, marks)
+                reported[node] += 1
+            key = rng.choice(KEYS[:3])
+            for roll, offset in tracker.tops(1, key.run):
+                assert tracker.number_at(SegmentKey(1, key.run, roll), offset) is not None
+            found = tracker.furthest(key, rng.choice(segments[key]).offset, rng.randrange(2000))
+            assert found is None or 2 * len(dumb.nodes(key, found)) > 3
+    for key, marks in segments.items():
+        at = marks[0].offset
+        assert tracker.boundary_at(key, at) == marks[0]
+        while at < marks[-1].offset:
+            end = tracker.furthest(key, at, 2000)
+            assert end is not None
+            assert end.offset - at <= 2000
+            at = end.offset
+    count = sum(len(tracker._segments[1][key[1:]].offsets) for key in segments)
+    assert count <= 45 + sum(marks[-1].offset // 1000 + 5 for marks in segments.values())
+
+
+def batches(rng: random.Random, count: int) -> list[BatchBoundary]:
+    found = [BatchBoundary(64, 0, 1)]
+    for number in range(1, count):
+        found.append(BatchBoundary(found[-1].offset + 8 * rng.randrange(1, 20), number, number * 7))
+    return found
+
+
+def test_thinning_costs_nothing_for_boundaries_that_are_thinned_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a backlog of terabytes would keep the leader from its heartbeats."""
+    thinned = list[int]()
+    coarse_indices = tracker_module.coarse_indices
+
+    def counted(offsets: Sequence[int], stop: int) -> list[int]:
+        thinned.append(stop)
+        return coarse_indices(offsets, stop)
+
+    monkeypatch.setattr(tracker_module, "coarse_indices", counted)
+    tracker = ReplicationTracker(3)
+    for roll in range(40):
+        tracker.on_boundaries("n0", SegmentKey(1, 0, roll), MANY[:10_000])
+    assert sum(thinned) < 2 * 400_000
+
+
 # Packed batch boundaries
 
 
@@ -245,6 +317,12 @@ class Counting(dict[int, Any]):
 MANY = [BatchBoundary(64 + 160 * index, index, index) for index in range(100_001)]
 
 
+@pytest.fixture
+def _no_thinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_module, "FINE_BOUNDARIES_MIN", len(MANY))
+
+
+@pytest.mark.usefixtures("_no_thinning")
 @pytest.mark.parametrize("others", [0, 1, 50_000, 100_000])
 def test_furthest_of_100000_boundaries_is_found_in_few_lookups(others: int) -> None:
     """One node has all boundaries of a segment. The other nodes have its first `others` batches."""

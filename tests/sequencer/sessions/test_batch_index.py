@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
-from sequencer.control import reporter
-from sequencer.sessions import batch_index as marks_module
+from sequencer.leader import replication_tracker
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo
 
 
@@ -71,15 +70,16 @@ def test_thinned_batch_index_has_exact_range_infos_and_keeps_boundaries_common_t
     rng = random.Random(seed)
     whole = boundaries(rng, 400)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(marks_module, "MARKS_MAX", 48)
-        patch.setattr(marks_module, "COARSE_BYTES", coarse)
+        patch.setattr(replication_tracker, "COARSE_BYTES", coarse)
         known, at = BatchIndex(), 0
         while at < len(whole):
             count = rng.randrange(1, 70)
             known.add(whole[at : at + count])
             at += count
+            if len(known) > 48:
+                known.thin_out(len(known) - 24)
     kept = list(known)
-    assert len(kept) < 48 + 70 + whole[-1].offset / coarse
+    assert len(kept) <= 48 + 70 + whole[-1].offset / coarse
     offsets = {mark.offset for mark in kept}
     for mark, behind in pairwise(whole):
         if mark.offset // coarse != behind.offset // coarse:
@@ -99,7 +99,3 @@ def test_batch_index_returns_none_for_offset_between_boundaries():
     assert known.range_info(64, 120) is None
     assert known.range_info(72, 128) is None
     assert known.before(63) is None
-
-
-def test_reporter_and_batch_index_thin_by_same_byte_distance():
-    assert marks_module.COARSE_BYTES == reporter.COARSE_BYTES
