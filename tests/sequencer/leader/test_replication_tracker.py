@@ -237,6 +237,16 @@ def test_thinned_tracker_names_only_boundaries_that_majority_holds_and_reaches_i
     assert count <= 45 + sum(marks[-1].offset // 1000 + 5 for marks in segments.values())
 
 
+def test_last_boundary_of_slower_majority_survives_thinning_for_faster_node() -> None:
+    """The faster node may be down, and the publisher gone; all that is held must be merged."""
+    tracker, key = ReplicationTracker(3), KEYS[0]
+    for node in ("n1", "n2"):
+        tracker.on_boundaries(node, key, MANY[:10])
+    tracker.on_boundaries("n0", key, MANY)
+    assert tracker.number_at(key, MANY[8].offset) is None, "nothing was thinned"
+    assert tracker.furthest(key, 64, 16 << 20) == MANY[9]
+
+
 def batches(rng: random.Random, count: int) -> list[BatchBoundary]:
     found = [BatchBoundary(64, 0, 1)]
     for number in range(1, count):
