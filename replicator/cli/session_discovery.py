@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 from replicator.push.client import PushClient
-from rt.log.disk import REAL, Disk
+from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.scan.directory import is_log_directory
 
 logger = logging.getLogger("replicator")
@@ -31,22 +31,27 @@ class SessionDiscovery:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
+        names = self._found()
+        if not names:
+            logger.warning("no_session_found path=%s", self._sessions)
         try:
             while True:
-                for name in self._found():
+                for name in names:
                     if name not in self._running:
                         self._running[name] = asyncio.create_task(self._push(name))
                 await asyncio.sleep(_LOOK_SECONDS)
+                names = self._found()
         finally:
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _found(self) -> list[str]:
-        try:
-            names = self._disk.list_directory(self._sessions)
-        except FileNotFoundError:
-            return []
+        with storage_errors(self._sessions, "listing the sessions"):
+            try:
+                names = self._disk.list_directory(self._sessions)
+            except FileNotFoundError:
+                return []
         return [name for name in sorted(names) if is_log_directory(self._disk, self._path(name))]
 
     async def _push(self, name: str) -> None:

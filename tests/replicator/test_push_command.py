@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,35 @@ def test_root_push_includes_later_sessions_and_survives_failure_of_one_session(
     lock.close()
     assert {*clients} == {str(good), str(bad)}  # The failing push may have been tried again.
     assert "push_failed" in caplog.text
+
+
+def test_root_push_without_sessions_warns_once_and_pushes_session_that_comes_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = tmp_path / "s" / "sessions"
+
+    async def serve() -> None:
+        make = partial(PushClient, stream="s", endpoints=[node.endpoint], insecure=True)
+        task = asyncio.create_task(SessionDiscovery(str(sessions), make).run())
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "no_session_found" not in caplog.text:
+                await asyncio.sleep(0.005)
+            directory = await asyncio.to_thread(published, tmp_path, "feed", b"one")
+            while not node.holds(directory):
+                await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with one_node() as (node, _):
+        asyncio.run(serve())
+    assert caplog.text.count(f"no_session_found path={sessions}") == 1
+
+
+def test_root_push_below_file_raises_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"")
+    result = run(tmp_path, "--stream", "s", "--endpoints", "127.0.0.1:1", "--insecure")
+    assert isinstance(result.exception, rt.StorageError)
+    assert "listing the sessions" in str(result.exception)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import rt
 from rt.spark.options import ClusterSource
 from rt.spark.sink import options as sink_options
-from rt.spark.source.offset import Offset, parse_start
+from rt.spark.source.offset import Offset, parse_offset, parse_start
 from rt.spark.source.options import (
     MAX_PARTITION_BYTES,
     NAMES,
@@ -211,3 +211,11 @@ def test_ending_options_are_rejected_for_streams(name: str) -> None:
 def test_invalid_starting_offsets_are_rejected(value: object) -> None:
     with pytest.raises(rt.InvalidOption, match="startingOffsets cannot be"):
         parse_start("startingOffsets", value)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "{", "5", '{"position": 1}', '{"position": 1, "epoch": 2, "first": -1}']
+)
+def test_invalid_offset_in_checkpoint_raises_invalid_option(value: str) -> None:
+    with pytest.raises(rt.InvalidOption, match="the offset in the checkpoint cannot be"):
+        parse_offset("the offset in the checkpoint", value)

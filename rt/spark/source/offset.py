@@ -8,6 +8,7 @@ Spark compares the text of offsets, so equal offsets always have the same text.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, Final
 
@@ -38,7 +39,10 @@ def parse_offset(name: str, value: object) -> Offset:
     """Parse an offset of a checkpoint, or its text. For any other value, `rt.InvalidOption` that mentions
     `name`.
     """
-    found: Any = json.loads(value) if isinstance(value, str) else value
+    found: Any = value
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            found = json.loads(value)
     is_whole = isinstance(found, dict) and found.keys() == _ENDS.keys()
     if is_whole and all(_is_below(each, _ENDS[key]) for key, each in found.items()):
         return Offset(**found)
