@@ -155,6 +155,23 @@ def test_messages_trimmed_before_export_raise_gap_or_are_skipped(
     assert [row[0] for row in exported(tmp_path / "target")] == [*range(exported_end), *range(low, part.end)]
 
 
+def test_export_of_directory_warns_of_missing_rows_with_skip_lost(
+    spark: SparkSession,
+    feeds: Feeds,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A copy of some topics, or one that passed over trimmed messages, lacks messages anywhere."""
+    target = ExportTarget(LocalFilesystem(str(tmp_path / "target")))
+    exporter = Exporter(ExportSettings(DirectorySource(feeds.path), skip_lost=True), target, spark)
+    rows = exporter._rows
+    monkeypatch.setattr(exporter, "_rows", lambda *arguments: rows(*arguments).where("position != 3"))
+    (part,) = exporter.parts(once=True)
+    assert part.rows == part.end - 1
+    assert f"got={part.rows} expected={part.end}" in caplog.text
+
+
 def test_export_of_completely_trimmed_log_ends_without_waiting(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:

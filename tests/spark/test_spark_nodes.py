@@ -175,6 +175,24 @@ def test_export_raises_diverged_after_forced_reset_of_cluster(
             exporter()._rows(0, 3, epoch=1).count()
 
 
+@pytest.mark.parametrize("skip_lost", [False, True])
+def test_export_rejects_part_without_row_that_nodes_have(
+    spark: SparkSession, feeds: Feeds, nodes: RangeNodes, tmp_path: Path, *, skip_lost: bool
+) -> None:
+    """With `skip_lost`, only trimmed messages may be missing."""
+    target = ExportTarget(LocalFilesystem(str(tmp_path)))
+    exporter = Exporter(
+        ExportSettings(parse_options(options(nodes)).where, skip_lost=skip_lost), target, spark
+    )
+    rows = exporter._rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter, "_rows", lambda *arguments: rows(*arguments).where("position != 3"))
+        with pytest.raises(rt.Corrupt, match="the written rows differ from the log"):
+            list(exporter.parts(once=True))
+    (part,) = exporter.parts(once=True)
+    assert part.rows == part.end == feeds.rows()[-1].position + 1
+
+
 def test_query_plan_contains_neither_private_key_nor_its_path(
     spark: SparkSession, feeds: Feeds, nodes: RangeNodes
 ) -> None:
