@@ -113,6 +113,18 @@ class _Segment(Struct):
     thinned: int = 0
     """So many of the first boundaries are what is left of a thinning."""
 
+    def add_offsets(self, new: list[int]) -> None:
+        """Add the offsets of new boundaries. Many of them may be older than known ones: a slow node reports
+        boundaries that were thinned out here.
+        """
+        is_behind = any(earlier > later for earlier, later in pairwise([*self.offsets[-1:], *new]))
+        if is_behind and len(new) == 1:
+            insort(self.offsets, new[0])
+            return
+        self.offsets += new
+        if is_behind:
+            self.offsets.sort()  # Few ascending parts, so it takes about as long as copying them.
+
     def thin_out(self, stop: int) -> None:
         """Thin out the first `stop` boundaries. The last one that each node reported stays."""
         if stop <= self.thinned:
@@ -171,16 +183,13 @@ class ReplicationTracker:
         segment = self._segments.setdefault(key.session_id, {}).setdefault(key[1:], _Segment())
         bit = self._bits.setdefault(node, 1 << len(self._bits))
         boundaries, top = segment.boundaries, segment.tops.get(node, -1)
-        count = len(boundaries)
+        new: list[int] = []
         for one in reported:
             offset = one.offset
             known = boundaries.get(offset)
             if known is None:
                 known = boundaries[offset] = _HeldBoundary(one)
-                if not segment.offsets or offset > segment.offsets[-1]:
-                    segment.offsets.append(offset)
-                else:
-                    insort(segment.offsets, offset)
+                new.append(offset)
             elif known.boundary != one:
                 found = ReplicaDisagreement(key, offset, node, one, self._names(known.nodes), known.boundary)
                 self.disagreements.setdefault(key.session_id, found)
@@ -190,9 +199,10 @@ class ReplicationTracker:
                 if known.nodes.bit_count() == self.majority:
                     self._on_held(key.session_id, segment, offset)
             top = max(top, offset)
+        segment.add_offsets(new)
         if top >= 0:
             segment.tops[node] = top
-        added = self._added[key.session_id] = self._added.get(key.session_id, 0) + len(boundaries) - count
+        added = self._added[key.session_id] = self._added.get(key.session_id, 0) + len(new)
         if is_thinning_due(added, fine_max := fine_boundaries_max(len(self._segments))):
             self._added[key.session_id] = 0
             self._thin_out(self._segments[key.session_id], fine_max)

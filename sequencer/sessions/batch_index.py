@@ -83,7 +83,10 @@ class BatchIndex(Struct):
         return map(self._mark, range(len(self.offsets)))
 
     def prune_before(self, offset: int) -> None:
-        below = bisect_left(self.offsets, offset)
+        """Drop the boundaries before `offset`, but keep the last one at or before it: if the boundary at
+        `offset` was thinned out, a range that starts there is read from the file from that one.
+        """
+        below = max(0, bisect_right(self.offsets, offset) - 1)
         for values in self._columns():
             del values[:below]
         self.thinned = max(0, self.thinned - below)

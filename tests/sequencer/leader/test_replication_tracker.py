@@ -272,6 +272,24 @@ def test_thinning_costs_nothing_for_boundaries_that_are_thinned_already(
     assert sum(thinned) < 2 * 400_000
 
 
+def test_boundaries_of_slow_node_that_were_thinned_out_are_added_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Inserting each into a list of 49,152 newer ones kept the leader busy for half a second per report."""
+    inserted = list[int]()
+    insort = tracker_module.insort
+    monkeypatch.setattr(tracker_module, "insort", lambda a, x: (inserted.append(x), insort(a, x)))
+    tracker = ReplicationTracker(3)
+    for at in range(0, 100_000, 10_000):
+        tracker.on_boundaries("n0", KEYS[0], MANY[at : at + 10_000])
+    assert tracker.number_at(KEYS[0], MANY[5000].offset) is None
+    tracker.on_boundaries("n1", KEYS[0], MANY[:10_000])
+    assert len(inserted) < 100
+    segment = tracker._segments[1][KEYS[0][1:]]
+    assert segment.offsets == sorted(segment.boundaries)
+    assert tracker.number_at(KEYS[0], MANY[5000].offset) == 5000
+
+
 # Packed batch boundaries
 
 

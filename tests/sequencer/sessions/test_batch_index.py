@@ -99,3 +99,17 @@ def test_batch_index_returns_none_for_offset_between_boundaries():
     assert known.range_info(64, 120) is None
     assert known.range_info(72, 128) is None
     assert known.before(63) is None
+
+
+def test_boundary_before_pruned_offset_that_was_thinned_out_is_kept():
+    """The bytes after that offset are read from the file, which starts at a known boundary."""
+    whole = boundaries(random.Random(1), 40)
+    known = BatchIndex()
+    known.add(whole)
+    known.thin_out(30)
+    assert whole[20].offset not in known.offsets
+    known.prune_before(whole[20].offset)
+    assert known.before(whole[20].offset) == whole[0]
+    known.prune_before(whole[35].offset)
+    assert known.before(whole[35].offset) == whole[35]
+    assert len(known) == 5
