@@ -13,23 +13,15 @@ from __future__ import annotations
 import secrets
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct, field
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
-from sequencer.leader.replication_tracker import (
-    BatchBoundary,
-    SegmentKey,
-    coarse_indices,
-    fine_boundaries_max,
-    is_thinning_due,
-    pack_boundaries,
-    thinning_stops,
-    unpack_boundaries,
-)
+from sequencer.leader.boundary_thinning import BoundaryBudget, coarse_indices, thinning_stops
+from sequencer.leader.replication_tracker import BatchBoundary, SegmentKey, pack_boundaries, unpack_boundaries
 from sequencer.state.write_plan import SessionEnd
 
 REPORT_BOUNDARIES_MAX: Final = 1 << 14
@@ -46,25 +38,29 @@ class _Held(Struct):
     thinned: int = 0
     """So many of the first boundaries are what is left of a thinning."""
 
-    def add(self, boundaries: list[BatchBoundary]) -> None:
-        """Add durable boundaries. A starting data process may report older ones than are known."""
+    def add(self, boundaries: list[BatchBoundary]) -> int:
+        """Add durable boundaries, and return how many are new. A starting data process may report older ones
+        than are known.
+        """
         if not self.boundaries or not boundaries or boundaries[0].offset > self.boundaries[-1].offset:
             self.boundaries.extend(boundaries)
-            return
+            return len(boundaries)
         known = {boundary.offset for boundary in self.boundaries}
         new = [boundary for boundary in boundaries if boundary.offset not in known]
         if new and new[0].offset < self.boundaries[-1].offset:
             self.reported = 0
         self.boundaries = sorted([*self.boundaries, *new])
+        return len(new)
 
-    def thin_out(self, stop: int) -> None:
-        """Thin out the first `stop` boundaries."""
+    def thin_out(self, stop: int) -> int:
+        """Thin out the first `stop` boundaries, and return how many were removed."""
         if stop <= self.thinned:
-            return
+            return 0
         kept = coarse_indices([boundary.offset for boundary in self.boundaries[: stop + 1]], stop)
         self.reported = sum(at < self.reported for at in kept) + max(0, self.reported - stop)
         self.boundaries[:stop] = [self.boundaries[at] for at in kept]
         self.thinned = len(kept)
+        return stop - len(kept)
 
 
 class DataStatus(Struct):
@@ -86,8 +82,7 @@ class DurableEnds:
         self.data_status = DataStatus()
         # By session id first, so that a merge of one session costs nothing for the other sessions.
         self._held: dict[int, dict[SegmentKey, _Held]] = {}
-        self._added: dict[int, int] = {}
-        """By session id: how many boundaries were added since the last thinning."""
+        self._budget = BoundaryBudget()
         self._announced: dict[int, dict[int, pb.SessionEnd]] = {}
         self._finals: dict[int, dict[int, pb.SessionEnd]] = {}
         self._news: dict[SegmentKey, None] = {}
@@ -107,16 +102,12 @@ class DurableEnds:
             key = SegmentKey(one.session_id, one.run, one.roll)
             held = self._held.setdefault(key.session_id, {}).setdefault(key, _Held())
             self._news[key] = None
-            boundaries = unpack_boundaries(one.boundaries)
-            held.add(boundaries)
+            self._budget.add(key.session_id, held.add(unpack_boundaries(one.boundaries)))
             if one.HasField("announced"):
                 self._announced.setdefault(key.session_id, {})[key.run] = one.announced
             if one.HasField("final"):
                 self._finals.setdefault(key.session_id, {})[key.run] = one.final
-            added = self._added[key.session_id] = self._added.get(key.session_id, 0) + len(boundaries)
-            if is_thinning_due(added, fine_max := fine_boundaries_max(len(self._held))):
-                self._added[key.session_id] = 0
-                self._thin_out(self._held[key.session_id], fine_max)
+            self._thin_out(key.session_id)
         self._joins = max(self._joins, report.joins)
         if report.connected:
             self._connected = list(report.connected)
@@ -139,7 +130,7 @@ class DurableEnds:
     def prune_before(self, end: SessionEnd) -> None:
         segments = self._held.get(end.session_id, {})
         for key in [key for key in segments if key[1:] < (end.run, end.roll)]:
-            del segments[key]
+            self._budget.add(end.session_id, -len(segments.pop(key).boundaries))
             self._news.pop(key, None)
         held = segments.get(SegmentKey(end.session_id, end.run, end.roll))
         if held is not None:
@@ -147,6 +138,7 @@ class DurableEnds:
             del held.boundaries[:below]
             held.reported = max(0, held.reported - below)
             held.thinned = max(0, held.thinned - below)
+            self._budget.add(end.session_id, -below)
         for kind in (self._announced, self._finals):
             ends = kind.get(end.session_id, {})
             for run in [run for run in ends if run < end.run]:
@@ -156,7 +148,7 @@ class DurableEnds:
         """The session's record was removed from the replicated state."""
         for key in self._held.pop(session_id, {}):
             self._news.pop(key, None)
-        self._added.pop(session_id, None)
+        self._budget.forget(session_id)
         self._announced.pop(session_id, None)
         self._finals.pop(session_id, None)
 
@@ -217,12 +209,15 @@ class DurableEnds:
         """Whether there is something that the leader does not know."""
         return bool(self._news)
 
-    @staticmethod
-    def _thin_out(segments: Mapping[SegmentKey, _Held], fine_max: int) -> None:
+    def _thin_out(self, session_id: int) -> None:
+        """Thin out a session if it has too many boundaries."""
+        segments = self._held[session_id]
+        if not (fine_max := self._budget.fine_max(session_id, len(segments))):
+            return
         newest_first = [segments[key] for key in sorted(segments, reverse=True)]
         stops = thinning_stops([len(held.boundaries) for held in newest_first], fine_max)
-        for held, stop in zip(newest_first, stops, strict=True):
-            held.thin_out(stop)
+        removed = sum(held.thin_out(stop) for held, stop in zip(newest_first, stops, strict=True))
+        self._budget.on_thinned(session_id, removed)
 
 
 REPORT_NS: Final = 200 * 10**6

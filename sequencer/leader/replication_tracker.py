@@ -5,14 +5,14 @@ Pure. Invariants:
   majority counts for a boundary, its nodes hold the same bytes up to it.
 - If nodes disagree about a boundary, nothing more of the session is planned.
 - A final end is also such a boundary: nodes that agree on the end of a run, but not on its bytes, disagree.
-- A session that is not merged takes bounded memory: see `coarse_indices`.
+- A session that is not merged takes bounded memory: see `boundary_thinning`.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
@@ -20,18 +20,10 @@ from msgspec import Struct, field
 
 from rt.errors import FormatError
 from rt.log.format.constants import NUMBER_MAX
+from sequencer.leader.boundary_thinning import BoundaryBudget, coarse_indices, thinning_stops
 from sequencer.state.write_plan import SessionEnd
 
 MARK: Final = struct.Struct("<QQI")
-FINE_BOUNDARIES_MAX: Final = 1 << 16
-"""At most this many of a session's newest boundaries are all kept, and older ones are thinned out. The leader
-needs 270 bytes for each.
-"""
-FINE_BOUNDARIES_MIN: Final = 1 << 12
-FINE_BOUNDARIES_TOTAL: Final = 1 << 20
-"""With many sessions, each gets a part of this number, at least `FINE_BOUNDARIES_MIN`."""
-COARSE_BYTES: Final = 1 << 20
-"""Distance of the boundaries that are kept of older bytes."""
 
 
 class BatchBoundary(NamedTuple):
@@ -57,36 +49,6 @@ def unpack_boundaries(data: bytes) -> list[BatchBoundary]:
     if any(earlier.offset >= later.offset for earlier, later in pairwise(boundaries)):
         raise FormatError("boundaries of a report do not ascend", got=[one.offset for one in boundaries[:4]])
     return boundaries
-
-
-def fine_boundaries_max(sessions: int) -> int:
-    """How many of a session's newest boundaries are kept, if this many sessions are known."""
-    return max(FINE_BOUNDARIES_MIN, min(FINE_BOUNDARIES_MAX, FINE_BOUNDARIES_TOTAL // max(1, sessions)))
-
-
-def coarse_indices(offsets: Sequence[int], stop: int) -> list[int]:
-    """The indices of the boundaries to keep of the first `stop`: the first one, and the last one before each
-    multiple of `COARSE_BYTES`. So all nodes keep the same ones. `stop` is less than the number of offsets.
-    """
-    windows = [offset // COARSE_BYTES for offset in offsets[: stop + 1]]
-    return [0, *(at for at in range(1, stop) if windows[at] != windows[at + 1])]
-
-
-def is_thinning_due(added: int, fine_max: int) -> bool:
-    """Whether a session must be thinned out, after this many new boundaries since the last time."""
-    return added > fine_max // 4
-
-
-def thinning_stops(counts: Iterable[int], fine_max: int) -> Iterator[int]:
-    """For each segment of a session, newest first: how many of its oldest boundaries to thin out.
-
-    `counts` are the numbers of their boundaries. About 3/4 of `fine_max` stay, so that there is room until
-    the next thinning. The last boundary of each segment stays too.
-    """
-    fine = fine_max - fine_max // 4
-    for count in counts:
-        yield max(0, min(count - fine, count - 1))
-        fine = max(0, fine - count)
 
 
 class SegmentKey(NamedTuple):
@@ -125,15 +87,18 @@ class _Segment(Struct):
         if is_behind:
             self.offsets.sort()  # Few ascending parts, so it takes about as long as copying them.
 
-    def thin_out(self, stop: int) -> None:
-        """Thin out the first `stop` boundaries. The last one that each node reported stays."""
+    def thin_out(self, stop: int) -> int:
+        """Thin out the first `stop` boundaries, and return how many were removed. The last one that each node
+        reported stays.
+        """
         if stop <= self.thinned:
-            return
+            return 0
         kept = {*map(self.offsets.__getitem__, coarse_indices(self.offsets, stop)), *self.tops.values()}
         self.offsets[:stop] = left = [offset for offset in self.offsets[:stop] if offset in kept]
         self.thinned = len(left)
         # A new dictionary, because deleting from one frees no memory.
         self.boundaries = {offset: self.boundaries[offset] for offset in self.offsets}
+        return stop - len(left)
 
     def reached_by(self, count: int) -> int:
         """The last offset that `count` nodes may hold; -1 if fewer than `count` nodes reported an offset."""
@@ -162,8 +127,7 @@ class ReplicationTracker:
         self._announced: dict[int, dict[int, SessionEnd]] = {}
         self._finals: dict[int, dict[int, dict[str, SessionEnd]]] = {}
         self._bits: dict[str, int] = {}
-        self._added: dict[int, int] = {}
-        """By session id: how many boundaries were added since the last thinning."""
+        self._budget = BoundaryBudget()
         self.disagreements: dict[int, ReplicaDisagreement] = {}
         """By session id. Nothing more of these sessions is planned."""
         self.news: set[int] = set()
@@ -202,17 +166,18 @@ class ReplicationTracker:
         segment.add_offsets(new)
         if top >= 0:
             segment.tops[node] = top
-        added = self._added[key.session_id] = self._added.get(key.session_id, 0) + len(new)
-        if is_thinning_due(added, fine_max := fine_boundaries_max(len(self._segments))):
-            self._added[key.session_id] = 0
-            self._thin_out(self._segments[key.session_id], fine_max)
+        self._budget.add(key.session_id, len(new))
+        self._thin_out(key.session_id)
 
-    @staticmethod
-    def _thin_out(segments: Mapping[tuple[int, int], _Segment], fine_max: int) -> None:
+    def _thin_out(self, session_id: int) -> None:
+        """Thin out a session if it has too many boundaries."""
+        segments = self._segments[session_id]
+        if not (fine_max := self._budget.fine_max(session_id, len(segments))):
+            return
         newest_first = [segments[place] for place in sorted(segments, reverse=True)]
         stops = thinning_stops([len(one.offsets) for one in newest_first], fine_max)
-        for segment, stop in zip(newest_first, stops, strict=True):
-            segment.thin_out(stop)
+        removed = sum(one.thin_out(stop) for one, stop in zip(newest_first, stops, strict=True))
+        self._budget.on_thinned(session_id, removed)
 
     def _on_held(self, session_id: int, segment: _Segment, offset: int) -> None:
         self.news.add(session_id)
@@ -248,12 +213,13 @@ class ReplicationTracker:
     def forget_node(self, node: str) -> None:
         """Drop everything that a node reported: its data process was restarted."""
         others = ~self._bits.get(node, 0)
-        for segments in self._segments.values():
+        for session_id, segments in self._segments.items():
             for place, segment in list(segments.items()):
                 for offset, boundary in list(segment.boundaries.items()):
                     boundary.nodes &= others
                     if not boundary.nodes:
                         del segment.boundaries[offset]
+                self._budget.add(session_id, len(segment.boundaries) - len(segment.offsets))
                 segment.offsets = [offset for offset in segment.offsets if offset in segment.boundaries]
                 segment.tops.pop(node, None)
                 if not segment.offsets:
@@ -264,8 +230,9 @@ class ReplicationTracker:
 
     def forget_session(self, session_id: int) -> None:
         """Drop a session of which nothing more can arrive."""
-        for kind in (self._segments, self._announced, self._finals, self._added, self.disagreements):
+        for kind in (self._segments, self._announced, self._finals, self.disagreements):
             kind.pop(session_id, None)
+        self._budget.forget(session_id)
         self.news.discard(session_id)
 
     def prune_before(self, session_id: int, run: int, roll: int, offset: int) -> None:
@@ -274,7 +241,7 @@ class ReplicationTracker:
         """
         segments = self._segments.get(session_id, {})
         for place in [place for place in segments if place < (run, roll)]:
-            del segments[place]
+            self._budget.add(session_id, -len(segments.pop(place).offsets))
         segment = segments.get((run, roll))
         if segment is not None:
             below = bisect_right(segment.offsets, offset - 1)
@@ -282,6 +249,7 @@ class ReplicationTracker:
                 del segment.boundaries[gone]
             del segment.offsets[:below]
             segment.thinned = max(0, segment.thinned - below)
+            self._budget.add(session_id, -below)
         for kind in (self._announced, self._finals):
             active_runs = kind.get(session_id, {})
             for earlier in [earlier for earlier in active_runs if earlier < run]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
-from sequencer.leader.replication_tracker import coarse_indices
+from sequencer.leader.boundary_thinning import coarse_indices
 
 
 class RangeInfo(NamedTuple):

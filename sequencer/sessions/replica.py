@@ -22,7 +22,8 @@ from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import scans
 from rt.log.scan.scanner import SessionScanner
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.leader.replication_tracker import MARK, is_thinning_due, thinning_stops
+from sequencer.leader.boundary_thinning import thinning_stops
+from sequencer.leader.replication_tracker import MARK
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo
 
 MARKS_MAX: Final = 1 << 16
@@ -116,7 +117,7 @@ class SessionReplica:
             known.add(marks)
             self._marks[segment] = known
             self._added += len(marks)
-            if is_thinning_due(self._added, MARKS_MAX):
+            if self._added > max(MARKS_MAX // 4, len(self._marks)):
                 self._added = 0
                 self._thin_out()
         return marks

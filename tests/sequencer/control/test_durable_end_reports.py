@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control import reporter as holdings_module
 from sequencer.control.reporter import DurableEnds
-from sequencer.leader import replication_tracker as tracker_module
+from sequencer.leader import boundary_thinning
 from sequencer.leader.replication_tracker import (
     BatchBoundary,
     ReplicationTracker,
@@ -174,9 +174,9 @@ def test_thinned_boundaries_of_two_nodes_allow_planning_to_the_end_in_bounded_ra
     rng = random.Random(seed)
     marks = boundaries(rng, 600, size_max=20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracker_module, "FINE_BOUNDARIES_MIN", 64)
-        patch.setattr(tracker_module, "FINE_BOUNDARIES_MAX", 64)
-        patch.setattr(tracker_module, "COARSE_BYTES", coarse)
+        patch.setattr(boundary_thinning, "FINE_BOUNDARIES_MIN", 64)
+        patch.setattr(boundary_thinning, "FINE_BOUNDARIES_MAX", 64)
+        patch.setattr(boundary_thinning, "COARSE_BYTES", coarse)
         tracker = ReplicationTracker(3)
         for node in ("a", "b"):
             holdings, at = DurableEnds(node.encode()), 0
@@ -199,9 +199,9 @@ def test_thinned_boundaries_of_two_nodes_allow_planning_to_the_end_in_bounded_ra
 
 def test_boundaries_of_session_that_is_not_merged_stay_few_over_many_segments(monkeypatch):
     """A leader that heard each report, and one that gets a full report, know the end of each segment."""
-    monkeypatch.setattr(tracker_module, "FINE_BOUNDARIES_MIN", 40)
-    monkeypatch.setattr(tracker_module, "FINE_BOUNDARIES_MAX", 40)
-    monkeypatch.setattr(tracker_module, "COARSE_BYTES", 5000)
+    monkeypatch.setattr(boundary_thinning, "FINE_BOUNDARIES_MIN", 40)
+    monkeypatch.setattr(boundary_thinning, "FINE_BOUNDARIES_MAX", 40)
+    monkeypatch.setattr(boundary_thinning, "COARSE_BYTES", 5000)
     rng = random.Random(3)
     holdings, leader, later = DurableEnds(b"boot"), DumbLeader(), DumbLeader()
     segments = {SegmentKey(1, run, roll): boundaries(rng, 200) for run in range(3) for roll in range(5)}
@@ -212,7 +212,9 @@ def test_boundaries_of_session_that_is_not_merged_stay_few_over_many_segments(mo
     holdings.require_full_report()
     full = holdings.report(1)
     coarse = sum(marks[-1].offset // 5000 + 2 for marks in segments.values())
-    assert sum(len(one.boundaries) // 20 for one in full.segments) <= coarse + 60
+    count = sum(len(one.boundaries) // 20 for one in full.segments)
+    assert holdings._budget._counts == {1: count}
+    assert count <= coarse + 60
     assert later.hear(full)
     for known in (leader, later):
         for key, marks in segments.items():

@@ -40,17 +40,14 @@ def test_merging_continues_behind_released_boundary_that_was_thinned_out(config,
             replica = data.replicas.get(1)
             thinned = len(whole) + 1 - len(replica._marks[segment])
             index = 20
-            keeping = asyncio.ensure_future(data.merged_log.keep_durable())
             for start, end in pairwise(places):
                 count, chains = end[1] - start[1], (start[2], end[2])
                 command = merging(state, MergeRange(1, 0, 0, start[0], end[0], start[1], count, *chains))
                 index += 1
                 await played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(command))))
                 apply(state, command)
-                await played.until(lambda: data.merged_log._released >= state.instruction)
-                await asyncio.sleep(0.02)
-
-            keeping.cancel()
+                await played.until(lambda: data.merger.written.instruction == state.instruction)
+                await data.merged_log.release_input(state.instruction)
             assert data.merger.position == places[-1][1]
 
     asyncio.run(play())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rt.errors import FormatError
 from rt.log.format.constants import NUMBER_MAX
+from sequencer.leader import boundary_thinning
 from sequencer.leader import replication_tracker as tracker_module
 from sequencer.leader.replication_tracker import (
     BatchBoundary,
@@ -202,9 +203,9 @@ def test_thinned_tracker_names_only_boundaries_that_majority_holds_and_reaches_i
     rng = random.Random(seed)
     segments = {key: batches(rng, rng.randrange(1, 150)) for key in KEYS[:3]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracker_module, "FINE_BOUNDARIES_MIN", 30)
-        patch.setattr(tracker_module, "FINE_BOUNDARIES_MAX", 30)
-        patch.setattr(tracker_module, "COARSE_BYTES", 1000)
+        patch.setattr(boundary_thinning, "FINE_BOUNDARIES_MIN", 30)
+        patch.setattr(boundary_thinning, "FINE_BOUNDARIES_MAX", 30)
+        patch.setattr(boundary_thinning, "COARSE_BYTES", 1000)
         tracker, dumb = ReplicationTracker(3), DumbBoard(3)
         reported = dict.fromkeys(NODES[:3], 0)
         reports = [
@@ -234,6 +235,7 @@ def test_thinned_tracker_names_only_boundaries_that_majority_holds_and_reaches_i
             assert end.offset - at <= 2000
             at = end.offset
     count = sum(len(tracker._segments[1][key[1:]].offsets) for key in segments)
+    assert tracker._budget._counts == {1: count}
     assert count <= 45 + sum(marks[-1].offset // 1000 + 5 for marks in segments.values())
 
 
@@ -252,6 +254,27 @@ def batches(rng: random.Random, count: int) -> list[BatchBoundary]:
     for number in range(1, count):
         found.append(BatchBoundary(found[-1].offset + 8 * rng.randrange(1, 20), number, number * 7))
     return found
+
+
+def test_boundaries_of_all_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of many sessions is merged. One that came first does not keep more than its part for ever."""
+    for name, value in (("MIN", 8), ("MAX", 400), ("TOTAL", 1000)):
+        monkeypatch.setattr(boundary_thinning, f"FINE_BOUNDARIES_{name}", value)
+    tracker = ReplicationTracker(3)
+    for at in range(0, 1000, 10):
+        for session_id in range(30):
+            key = SegmentKey(session_id, 0, 0)
+            tracker.on_boundaries("n0", key, MANY[at : at + 10])
+    counts = [len(segments[0, 0].offsets) for segments in tracker._segments.values()]
+    assert max(counts) < 100
+    assert sum(counts) <= 2 * 1000
+    assert tracker._budget._counts == dict(enumerate(counts))
+    for session_id in range(1, 30):
+        tracker.forget_session(session_id)
+    tracker.prune_before(0, 0, 0, MANY[-1].offset)
+    assert (tracker._budget._total, tracker._budget._long) == (0, 0)
+    tracker.on_boundaries("n0", KEYS[0], MANY[:300])
+    assert len(tracker._segments[1][0, 0].offsets) == 300
 
 
 def test_thinning_costs_nothing_for_boundaries_that_are_thinned_already(
@@ -287,7 +310,7 @@ def test_boundaries_of_slow_node_that_were_thinned_out_are_added_in_one_pass(
     assert len(inserted) < 100
     segment = tracker._segments[1][KEYS[0][1:]]
     assert segment.offsets == sorted(segment.boundaries)
-    assert tracker.number_at(KEYS[0], MANY[5000].offset) == 5000
+    assert tracker.top("n1", 1, 0) == (0, MANY[9999].offset)
 
 
 # Packed batch boundaries
@@ -347,7 +370,7 @@ MANY = [BatchBoundary(64 + 160 * index, index, index) for index in range(100_001
 
 @pytest.fixture
 def _no_thinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_module, "FINE_BOUNDARIES_MIN", len(MANY))
+    monkeypatch.setattr(boundary_thinning, "FINE_BOUNDARIES_MAX", len(MANY))
 
 
 @pytest.mark.usefixtures("_no_thinning")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
-from sequencer.leader import replication_tracker
+from sequencer.leader import boundary_thinning
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo
 
 
@@ -70,7 +70,7 @@ def test_thinned_batch_index_has_exact_range_infos_and_keeps_boundaries_common_t
     rng = random.Random(seed)
     whole = boundaries(rng, 400)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replication_tracker, "COARSE_BYTES", coarse)
+        patch.setattr(boundary_thinning, "COARSE_BYTES", coarse)
         known, at = BatchIndex(), 0
         while at < len(whole):
             count = rng.randrange(1, 70)
