@@ -69,6 +69,7 @@ class Opener:
                 self._reports.segment(report)
             if runs := [run for run in _ending(session) if run not in replica.finals]:
                 self._spawn(self.report_final_ends(session.id, runs))
+            self._report_closed_ends(replica, session)
         elif self._is_needed(session, is_input=is_input):
             self._open_soon(session.id)
 
@@ -106,6 +107,25 @@ class Opener:
                 "runs_cut_short session=%s id=%d count=%d first_run=%d",
                 *(session.name, session.id, len(closed.cut_short), closed.cut_short[0]),
             )
+        replica = self._replicas.get(closed.session_id)
+        if replica is not None and session is not None:
+            self._report_closed_ends(replica, session)
+
+    def _report_closed_ends(self, replica: SessionReplica, session: Session) -> None:
+        """Report the boundaries at the ends of closed runs, if this node has later bytes of them and has
+        thinned these boundaries out. Otherwise a majority with this node would never be found to hold a run
+        up to its end.
+        """
+        for one in session.active_runs:
+            place = None if one.end is None else LogOffset(one.run, *one.end[:2])
+            if place is not None and replica.has_thinned(place):
+                self._spawn(self._report_boundary(replica, place))
+
+    async def _report_boundary(self, replica: SessionReplica, place: LogOffset) -> None:
+        with replica.in_use():
+            boundary = await asyncio.to_thread(replica.boundary_at, place)
+        if boundary is not None:
+            self._reports.segment(replica.report(place.segment, [boundary]))
 
     async def report_final_ends(self, session_id: int, runs: Sequence[int]) -> None:
         """Runs were fenced: report their final ends."""
@@ -174,6 +194,7 @@ class Opener:
             return
         _record_merged(replica, session)
         await self._report_final_ends(replica, _ending(session))
+        self._report_closed_ends(replica, session)
 
 
 def _ending(session: Session) -> list[int]:

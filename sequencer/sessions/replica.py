@@ -175,17 +175,34 @@ class SessionReplica:
             if marks is None or marks.end < end:
                 return None
             known, begin = marks.range_info(start, end), marks.before(start)
-        return known or (None if begin is None else self._read_range_info(segment, begin, start, end))
+        if known is not None or begin is None:
+            return known
+        return self._read_thinned(segment, begin, end).range_info(start, end)
 
-    def _read_range_info(
-        self, segment: SegmentId, begin: ChecksummedBoundary, start: int, end: int
-    ) -> RangeInfo | None:
-        """Read from the segment's file boundaries that were thinned out."""
-        header = self._header_of(segment)
-        if header is None:
+    def has_thinned(self, place: LogOffset) -> bool:
+        """Whether the boundary at `place` may have been thinned out: later bytes are here."""
+        with self._lock:
+            marks = self._marks.get(place.segment)
+            known = None if marks is None else marks.before(place.offset)
+            return marks is not None and known is not None and known.offset < place.offset < marks.end
+
+    def boundary_at(self, place: LogOffset) -> ChecksummedBoundary | None:
+        """The boundary at `place`, from the segment's file; None if there is none, or it is merged."""
+        with self._lock:
+            marks = self._marks.get(place.segment)
+            begin = None if marks is None else marks.before(place.offset)
+        if begin is None:
             return None
+        found = self._read_thinned(place.segment, begin, place.offset).before(place.offset)
+        return found if found is not None and found.offset == place.offset else None
+
+    def _read_thinned(self, segment: SegmentId, begin: ChecksummedBoundary, end: int) -> BatchIndex:
+        """Read from the segment's file the boundaries from `begin` to `end`, which were thinned out."""
         marks = BatchIndex()
         marks.add([begin])
+        header = self._header_of(segment)
+        if header is None:
+            return marks
         scanner = SessionScanner(
             header,
             offset=begin.offset,
@@ -202,7 +219,7 @@ class SessionReplica:
                 marks.add(scan.marks)
                 if marks.end >= end:
                     break
-        return marks.range_info(start, end)
+        return marks
 
     @property
     def unmerged(self) -> list[SegmentId]:
