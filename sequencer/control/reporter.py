@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
-from sequencer.leader.boundary_thinning import BoundaryBudget, coarse_indices, thinning_stops
+from sequencer.leader.boundary_thinning import BoundaryBudget, coarse_indices
 from sequencer.leader.replication_tracker import BatchBoundary, SegmentKey, pack_boundaries, unpack_boundaries
 from sequencer.state.write_plan import SessionEnd
 
@@ -36,7 +36,11 @@ class _Held(Struct):
     reported: int = 0
     """How many of `boundaries` the current leader knows."""
     thinned: int = 0
-    """So many of the first boundaries are what is left of a thinning."""
+    """How many of the first boundaries an earlier thinning kept."""
+
+    @property
+    def count(self) -> int:
+        return len(self.boundaries)
 
     def add(self, boundaries: list[BatchBoundary]) -> int:
         """Add durable boundaries, and return how many are new. A starting data process may report older ones
@@ -53,7 +57,7 @@ class _Held(Struct):
         return len(new)
 
     def thin_out(self, stop: int) -> int:
-        """Thin out the first `stop` boundaries, and return how many were removed."""
+        """See `SegmentBoundaryList`."""
         if stop <= self.thinned:
             return 0
         kept = coarse_indices([boundary.offset for boundary in self.boundaries[: stop + 1]], stop)
@@ -107,7 +111,7 @@ class DurableEnds:
                 self._announced.setdefault(key.session_id, {})[key.run] = one.announced
             if one.HasField("final"):
                 self._finals.setdefault(key.session_id, {})[key.run] = one.final
-            self._thin_out(key.session_id)
+            self._budget.thin_out(key.session_id, self._held[key.session_id])
         self._joins = max(self._joins, report.joins)
         if report.connected:
             self._connected = list(report.connected)
@@ -208,16 +212,6 @@ class DurableEnds:
     def has_news(self) -> bool:
         """Whether there is something that the leader does not know."""
         return bool(self._news)
-
-    def _thin_out(self, session_id: int) -> None:
-        """Thin out a session if it has too many boundaries."""
-        segments = self._held[session_id]
-        if not (fine_max := self._budget.fine_max(session_id, len(segments))):
-            return
-        newest_first = [segments[key] for key in sorted(segments, reverse=True)]
-        stops = thinning_stops([len(held.boundaries) for held in newest_first], fine_max)
-        removed = sum(held.thin_out(stop) for held, stop in zip(newest_first, stops, strict=True))
-        self._budget.on_thinned(session_id, removed)
 
 
 REPORT_NS: Final = 200 * 10**6

@@ -6,8 +6,8 @@ same boundaries of older bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 FINE_BOUNDARIES_MAX: Final = 1 << 16
 """At most this many of a session's newest boundaries are all kept. The leader needs 270 bytes for each."""
@@ -27,16 +27,31 @@ def coarse_indices(offsets: Sequence[int], stop: int) -> list[int]:
     return [0, *(at for at in range(1, stop) if windows[at] != windows[at + 1])]
 
 
-def thinning_stops(counts: Iterable[int], fine_max: int) -> Iterator[int]:
-    """For each segment of a session, newest first: how many of its oldest boundaries to thin out.
+class SegmentBoundaryList(Protocol):
+    """The boundaries that are kept of one segment, ascending."""
 
-    `counts` are the numbers of their boundaries. About 3/4 of `fine_max` stay, so that there is room until
+    @property
+    def count(self) -> int: ...
+
+    def thin_out(self, stop: int) -> int:
+        """Keep only `coarse_indices` of the first `stop` boundaries. Returns how many were removed.
+
+        `stop` is 0, or less than `count`. Does nothing if an earlier call has thinned them out.
+        """
+
+
+def thin_out_session(segments: Mapping[Any, SegmentBoundaryList], fine_max: int) -> int:
+    """Thin out the boundaries of a session, but for its newest ones. Returns how many were removed.
+
+    The order of the keys is that of the segments. About 3/4 of `fine_max` stay, so that there is room until
     the next thinning. The last boundary of each segment stays too.
     """
-    fine = fine_max - fine_max // 4
-    for count in counts:
-        yield max(0, min(count - fine, count - 1))
+    removed, fine = 0, fine_max - fine_max // 4
+    for key in sorted(segments, reverse=True):
+        count = segments[key].count
+        removed += segments[key].thin_out(max(0, min(count - fine, count - 1)))
         fine = max(0, fine - count)
+    return removed
 
 
 class BoundaryBudget:
@@ -46,7 +61,7 @@ class BoundaryBudget:
         self._counts: dict[int, int] = {}
         self._total = self._long = 0
         self._left: dict[int, int] = {}
-        """By session id: how many of its boundaries are what is left of its last thinning."""
+        """By session id: how many boundaries its last thinning kept."""
 
     def add(self, session_id: int, count: int) -> None:
         """Count boundaries that were added, or were removed if `count` is negative."""
@@ -62,8 +77,14 @@ class BoundaryBudget:
         del self._counts[session_id]
         self._left.pop(session_id, None)
 
-    def fine_max(self, session_id: int, segments: int) -> int:
-        """How many of the session's newest boundaries to keep. 0: nothing need be thinned out now.
+    def thin_out(self, session_id: int, segments: Mapping[Any, SegmentBoundaryList]) -> None:
+        """Thin out a session if too many of its boundaries are kept."""
+        if fine_max := self._fine_max(session_id, len(segments)):
+            self.add(session_id, -thin_out_session(segments, fine_max))
+            self._left[session_id] = self._counts[session_id]
+
+    def _fine_max(self, session_id: int, segments: int) -> int:
+        """How many of the session's newest boundaries to keep. 0: nothing must be thinned out now.
 
         The cost of a thinning grows with the number of segments, so that many must be new.
         """
@@ -75,7 +96,3 @@ class BoundaryBudget:
         if self._total > FINE_BOUNDARIES_TOTAL:
             limit = max(FINE_BOUNDARIES_MIN, min(limit, FINE_BOUNDARIES_TOTAL // max(1, self._long)))
         return limit if count > limit and new > limit // 4 else 0
-
-    def on_thinned(self, session_id: int, removed: int) -> None:
-        self.add(session_id, -removed)
-        self._left[session_id] = self._counts[session_id]

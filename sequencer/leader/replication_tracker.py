@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from rt.errors import FormatError
 from rt.log.format.constants import NUMBER_MAX
-from sequencer.leader.boundary_thinning import BoundaryBudget, coarse_indices, thinning_stops
+from sequencer.leader.boundary_thinning import BoundaryBudget, coarse_indices
 from sequencer.state.write_plan import SessionEnd
 
 MARK: Final = struct.Struct("<QQI")
@@ -73,24 +73,26 @@ class _Segment(Struct):
     held: int = -1
     """The last offset that a majority was found to hold; -1 if none."""
     thinned: int = 0
-    """So many of the first boundaries are what is left of a thinning."""
+    """How many of the first boundaries an earlier thinning kept."""
+
+    @property
+    def count(self) -> int:
+        return len(self.offsets)
 
     def add_offsets(self, new: list[int]) -> None:
         """Add the offsets of new boundaries. Many of them may be older than known ones: a slow node reports
         boundaries that were thinned out here.
         """
-        is_behind = any(earlier > later for earlier, later in pairwise([*self.offsets[-1:], *new]))
-        if is_behind and len(new) == 1:
+        is_unordered = any(earlier > later for earlier, later in pairwise([*self.offsets[-1:], *new]))
+        if is_unordered and len(new) == 1:
             insort(self.offsets, new[0])
             return
         self.offsets += new
-        if is_behind:
+        if is_unordered:
             self.offsets.sort()  # Few ascending parts, so it takes about as long as copying them.
 
     def thin_out(self, stop: int) -> int:
-        """Thin out the first `stop` boundaries, and return how many were removed. The last one that each node
-        reported stays.
-        """
+        """See `SegmentBoundaryList`. The last boundary that each node reported stays too."""
         if stop <= self.thinned:
             return 0
         kept = {*map(self.offsets.__getitem__, coarse_indices(self.offsets, stop)), *self.tops.values()}
@@ -167,17 +169,7 @@ class ReplicationTracker:
         if top >= 0:
             segment.tops[node] = top
         self._budget.add(key.session_id, len(new))
-        self._thin_out(key.session_id)
-
-    def _thin_out(self, session_id: int) -> None:
-        """Thin out a session if it has too many boundaries."""
-        segments = self._segments[session_id]
-        if not (fine_max := self._budget.fine_max(session_id, len(segments))):
-            return
-        newest_first = [segments[place] for place in sorted(segments, reverse=True)]
-        stops = thinning_stops([len(one.offsets) for one in newest_first], fine_max)
-        removed = sum(one.thin_out(stop) for one, stop in zip(newest_first, stops, strict=True))
-        self._budget.on_thinned(session_id, removed)
+        self._budget.thin_out(key.session_id, self._segments[key.session_id])
 
     def _on_held(self, session_id: int, segment: _Segment, offset: int) -> None:
         self.news.add(session_id)

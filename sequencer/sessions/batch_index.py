@@ -43,7 +43,7 @@ class BatchIndex(Struct):
     highs_ns: array[int] = field(default_factory=lambda: _array("q"))
     contents: array[int] = field(default_factory=lambda: _array("I"))
     thinned: int = 0
-    """So many of the first boundaries are what is left of a thinning."""
+    """How many of the first boundaries an earlier thinning kept."""
 
     def add(self, marks: Iterable[ChecksummedBoundary]) -> None:
         """Add the boundaries after the last known boundary."""
@@ -76,7 +76,8 @@ class BatchIndex(Struct):
         at = bisect_right(self.offsets, offset) - 1
         return self._mark(at) if at >= 0 else None
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
         return len(self.offsets)
 
     def __iter__(self) -> Iterator[ChecksummedBoundary]:
@@ -97,12 +98,12 @@ class BatchIndex(Struct):
     def _columns(self) -> tuple[array[int], ...]:
         return self.offsets, self.numbers, self.chains, self.lows_ns, self.highs_ns, self.contents
 
-    def thin_out(self, stop: int) -> None:
-        """Thin out the first `stop` boundaries, by the same rule on all nodes: a node that restarts reports
-        the boundaries that it kept, and the other nodes must have the same.
+    def thin_out(self, stop: int) -> int:
+        """See `SegmentBoundaryList`. A node that restarts reports the boundaries that it kept, and the other
+        nodes must have the same.
         """
         if stop <= self.thinned:
-            return
+            return 0
         kept = coarse_indices(self.offsets, stop)
         lows = [self.lows_ns[0], *(min(self.lows_ns[a + 1 : b + 1]) for a, b in pairwise([*kept, stop]))]
         highs = [self.highs_ns[0], *(max(self.highs_ns[a + 1 : b + 1]) for a, b in pairwise([*kept, stop]))]
@@ -111,3 +112,4 @@ class BatchIndex(Struct):
         for values in (self.offsets, self.numbers, self.chains, self.contents):
             values[: stop + 1] = array(values.typecode, [values[at] for at in [*kept, stop]])
         self.thinned = len(kept)
+        return stop - len(kept)

@@ -22,7 +22,7 @@ from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import scans
 from rt.log.scan.scanner import SessionScanner
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.leader.boundary_thinning import thinning_stops
+from sequencer.leader.boundary_thinning import thin_out_session
 from sequencer.leader.replication_tracker import MARK
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo
 
@@ -50,7 +50,8 @@ class SessionReplica:
         self._lock = threading.Lock()
         """Guards the boundaries against the merger's thread."""
         self._marks: dict[SegmentId, BatchIndex] = {}
-        self._added = 0  # So many boundaries were added since the last thinning.
+        self._added = 0
+        """How many boundaries were added since the last thinning."""
 
     @property
     def receiver(self) -> SessionReceiver:
@@ -119,14 +120,8 @@ class SessionReplica:
             self._added += len(marks)
             if self._added > max(MARKS_MAX // 4, len(self._marks)):
                 self._added = 0
-                self._thin_out()
+                thin_out_session(self._marks, MARKS_MAX)
         return marks
-
-    def _thin_out(self) -> None:
-        newest_first = [self._marks[segment] for segment in sorted(self._marks, reverse=True)]
-        stops = thinning_stops(map(len, newest_first), MARKS_MAX)
-        for known, stop in zip(newest_first, stops, strict=True):
-            known.thin_out(stop)
 
     def _beginning(self, segment: SegmentId) -> ChecksummedBoundary | None:
         header = self._header_of(segment)
@@ -212,9 +207,10 @@ class SessionReplica:
             content=begin.content,
         )
         path = segment_path(self.receiver.path, segment)
-        with storage_errors(path, "reading a session replica"):
-            file = self._disk.open(path)
-        with contextlib.closing(file):
+        with (
+            storage_errors(path, "reading a session replica"),
+            contextlib.closing(self._disk.open(path)) as file,
+        ):
             for scan in scans(file.pread, scanner):
                 marks.add(scan.marks)
                 if marks.end >= end:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from itertools import pairwise
 
 import pytest
@@ -24,7 +26,7 @@ from sequencer.state.commands import MergeRange
 from sequencer.state.session_commands import CloseRun, FenceRun
 
 
-def test_merging_continues_behind_released_boundary_that_was_thinned_out(config, tmp_path, monkeypatch):
+def test_merging_continues_after_released_boundary_that_was_thinned_out(config, tmp_path, monkeypatch):
     """The leader may plan up to a boundary that this node does not keep, and input is released up to it."""
     lagging = Lagging(config, tmp_path / "publisher", unmerged=100)
     monkeypatch.setattr(replica_module, "MARKS_MAX", 4)
@@ -42,7 +44,7 @@ def test_merging_continues_behind_released_boundary_that_was_thinned_out(config,
             await played.say(snapshot_of(state, 20))
             await data.replicas.open_replica(state.sessions[1])
             replica = data.replicas.get(1)
-            thinned = len(whole) + 1 - len(replica._marks[segment])
+            thinned = len(whole) + 1 - replica._marks[segment].count
             index = 20
             for start, end in pairwise(places):
                 count, chains = end[1] - start[1], (start[2], end[2])
@@ -97,5 +99,29 @@ def test_node_with_later_bytes_of_closed_run_reports_boundary_at_its_end(
                 await played.say(snapshot_of(state, 30))
             await played.until(reported)
             assert {*reported()} == {(end.number, end.chain)}
+
+    asyncio.run(play())
+
+
+def test_unreadable_boundary_at_end_of_closed_run_does_not_end_data_process(
+    config, tmp_path, monkeypatch, caplog
+):
+    lagging = Lagging(config, tmp_path / "publisher", unmerged=100)
+    monkeypatch.setattr(replica_module, "MARKS_MAX", 4)
+    end = read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0))[0]
+    do_fence(lagging.state)
+    do_close(lagging.state, 1, 0, (0, end.offset, end.number))
+
+    def scans(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(replica_module, "scans", scans)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            await played.say(snapshot_of(lagging.state, 20))
+            await played.until(lambda: "task_failed" in caplog.text)
+            assert "reading a session replica" in caplog.text
+            assert played.data.failure is None
 
     asyncio.run(play())

@@ -76,8 +76,8 @@ def test_thinned_batch_index_has_exact_range_infos_and_keeps_boundaries_common_t
             count = rng.randrange(1, 70)
             known.add(whole[at : at + count])
             at += count
-            if len(known) > 48:
-                known.thin_out(len(known) - 24)
+            if known.count > 48:
+                known.thin_out(known.count - 24)
     kept = list(known)
     assert len(kept) <= 48 + 70 + whole[-1].offset / coarse
     offsets = {mark.offset for mark in kept}
@@ -112,4 +112,4 @@ def test_boundary_before_pruned_offset_that_was_thinned_out_is_kept():
     assert known.before(whole[20].offset) == whole[0]
     known.prune_before(whole[35].offset)
     assert known.before(whole[35].offset) == whole[35]
-    assert len(known) == 5
+    assert known.count == 5
